@@ -1,0 +1,28 @@
+# make demo: a lifelong run on embedded real images.  make test: the tests.  Both make .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+demo: .venv/installed
+	$(BIN)/python -m nevis_lite.train --config demo_ftd.yaml --resume
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check
+
+# The stamps make the second call instant and an interrupted installation start again.
+.venv/installed: requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -r requirements.txt
+	touch $@
+
+.venv/installed-dev: pyproject.toml .venv/installed
+	$(BIN)/pip install --quiet -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv data/cache

@@ -1,0 +1,337 @@
+"""Images while training: a pixel cache on disk, and batches of crops made on the device.
+
+Every image is decoded once. A split lies in the cache as one file of bytes (images of all sizes end to end, height x width x
+channels, grey ones with a single channel), an index and the labels. Crops of a whole batch are gathered from it by index
+arithmetic: no worker processes, no padding, on whichever device the pixels lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nevis_lite import datasets
+from nevis_lite.config import DataConfig, UserError
+from nevis_lite.datasets import DataSet, Examples
+
+CACHE_FORMAT = 1  # raise it when the files' meaning changes: old caches are then built anew
+BAD_SHARE = 0.001  # more broken images than this are an error
+
+
+def generator(device: torch.device | str, *key: int) -> torch.Generator:
+    """Random numbers as a pure function of `key`, for example (seed, task, trial, step)."""
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    return torch.Generator(device).manual_seed(int(state >> 1))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The pixel cache on disk
+
+
+def prepare(dataset: DataSet, config: DataConfig) -> Path:
+    """The cache folder of a data set, built if its source files or `cache_side` changed since; safe to interrupt.
+
+    UserError when labels are out of range or more than 0.1 % of the images are broken; fewer are skipped and listed in
+    `report.jsonl`.
+    """
+    root = Path(config.dir) / "cache"
+    place = hashlib.sha256(str(dataset.folder.absolute()).encode()).hexdigest()[:4]  # two folders may share a name
+    prefix = f"{dataset.key}-{place}-{config.cache_side}-"
+    folder = root / (prefix + _fingerprint(dataset))
+    if (folder / "meta.json").is_file():
+        return folder
+    splits = datasets.read(dataset)
+    classes = datasets.num_classes(dataset, splits)
+    for name, examples in splits.items():
+        _check_labels(examples.labels, classes, f"{dataset.folder}, {name}")
+    root.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
+    try:
+        content, sides, sizes, bad = hashlib.sha256(), [], {}, []
+        total = sum(len(examples) for examples in splits.values())
+        with tqdm(total=total, desc=f"caching {dataset.name}", unit=" images", disable=None, leave=False) as bar:
+            for name, examples in splits.items():
+                broken = _write_split(building, name, examples, config.cache_side, content, sides, bar)
+                sizes[name] = len(examples) - len(broken)
+                bad += broken
+        with open(building / "report.jsonl", "w", encoding="utf-8") as report:
+            report.writelines(json.dumps(row) + "\n" for row in bad)
+        if len(bad) > BAD_SHARE * total:
+            listed = "; ".join(f"{row['image']} ({row['error']})" for row in bad[:3])
+            raise UserError(f"{dataset.name}: {len(bad)} of {total} images cannot be read, for example {listed}; "
+                            "mend or remove them.")
+        meta = {"name": dataset.name, "kind": "multi_label" if splits["train"].labels.ndim == 2 else "single_label",
+                "num_classes": classes, "sizes": sizes, "skipped": len(bad),
+                "resolution": round(float(np.mean(sides)), 1), "cache_side": config.cache_side,
+                "sha256": content.hexdigest()}
+        (building / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        os.chmod(building, 0o755)  # mkdtemp's folders are private
+        for old in root.glob(prefix + "*"):
+            if old != folder:
+                shutil.rmtree(old, ignore_errors=True)
+        try:
+            building.rename(folder)
+        except OSError:
+            if not (folder / "meta.json").is_file():  # else another process was quicker
+                raise
+            shutil.rmtree(building, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return folder
+
+
+def _fingerprint(dataset: DataSet) -> str:
+    """Changes when a source file, the entry or the cache format does. Looks at names, sizes and times, not at content."""
+    facts = [CACHE_FORMAT, dataset.kind, dataset.classes, dataset.reader, dataset.slices]
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for path in sorted(path for path in dataset.folder.rglob("*") if path.is_file()):
+        status = path.stat()
+        digest.update(f"{path.relative_to(dataset.folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def _check_labels(labels: np.ndarray, classes: int, where: str):
+    """On the CPU, before training: a label out of range kills a CUDA process without a hint."""
+    if not len(labels):
+        raise UserError(f"{where}: the split is empty.")
+    if labels.ndim == 2 and (labels.shape[1] != classes or not np.isin(labels, (0, 1)).all()):
+        raise UserError(f"{where}: labels must be zeros and ones in {classes} columns; found shape {labels.shape} "
+                        f"and values {labels.min()} to {labels.max()}.")
+    if labels.ndim == 2 and not labels.any():
+        raise UserError(f"{where}: no image has a label, so mAP is undefined.")
+    if labels.ndim == 1 and (labels.min() < 0 or labels.max() >= classes):
+        raise UserError(f"{where}: labels must lie in 0..{classes - 1}; found {labels.min()} to {labels.max()}.")
+
+
+def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, content, sides: list, bar) -> list[dict]:
+    """Write one split's three files; feed the digest `content` and the native `sides`; return a row for each broken image."""
+    index, kept, bad, offset = [], [], [], 0
+    with open(folder / f"{name}.pixels", "wb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
+        numbers = iter(range(len(examples)))
+        while chunk := list(islice(numbers, 512)):  # a bounded number of decoded images in memory
+            for number, decoded in zip(chunk, pool.map(lambda i: _decode(examples.images[i], cache_side), chunk), strict=True):
+                bar.update()
+                if isinstance(decoded, OSError):
+                    bad.append({"split": name, "image": str(examples.images[number]), "error": str(decoded)})
+                    continue
+                pixels, side = decoded
+                file.write(pixels.tobytes())
+                index.append((offset, *pixels.shape))
+                kept.append(number)
+                sides.append(side)
+                offset += pixels.size
+                content.update(pixels)
+        if not offset:
+            raise UserError(f"No image of the {name} split can be read, for example {bad[0]['image']} ({bad[0]['error']}).")
+    labels = examples.labels[kept]
+    content.update(np.ascontiguousarray(labels))
+    np.save(folder / f"{name}.index.npy", np.array(index, np.int64))
+    np.save(folder / f"{name}.labels.npy", labels)
+    return bad
+
+
+def _decode(image, cache_side: int) -> tuple[np.ndarray, int] | OSError:
+    """Pixels (H, W, 1 or 3) with the shorter side capped, and the native shorter side."""
+    try:
+        pixels = image if isinstance(image, np.ndarray) else datasets.read_image(image)
+    except OSError as error:
+        return error
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    height, width = pixels.shape[:2]
+    if cache_side and min(height, width) > cache_side:
+        from PIL import Image
+
+        scale = cache_side / min(height, width)
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        pixels = np.asarray(Image.fromarray(pixels.squeeze()).resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0))
+        pixels = pixels.reshape(size[1], size[0], -1)
+    if pixels.shape[2] == 3 and (pixels[..., 0] == pixels[..., 1]).all() and (pixels[..., 0] == pixels[..., 2]).all():
+        pixels = pixels[..., :1]
+    return np.ascontiguousarray(pixels), min(height, width)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Splits in memory
+
+
+class Split:
+    """Images and labels of one split. Nothing is read before it is asked for."""
+
+    def __init__(self, folder: Path, name: str, device: torch.device):
+        self.folder, self.name, self.device = folder, name, device
+        self._squares = {}
+
+    @cached_property
+    def meta(self) -> dict:
+        return json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+
+    def __len__(self):
+        return len(self.index)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """(N,) int64, or (N, C) uint8 for several labels an image; on the device."""
+        return torch.from_numpy(np.load(self.folder / f"{self.name}.labels.npy")).to(self.device)
+
+    @cached_property
+    def index(self) -> Tensor:
+        """(N, 4) int64: offset into `pixels`, height, width, channels; beside the pixels."""
+        return torch.from_numpy(np.load(self.folder / f"{self.name}.index.npy")).to(self.pixels.device)
+
+    @cached_property
+    def pixels(self) -> Tensor:
+        """(M,) uint8, on the device if it takes at most half of what is free there, else mapped from the file."""
+        pixels = torch.from_numpy(np.memmap(self.folder / f"{self.name}.pixels", np.uint8, mode="c"))
+        fits = self.device.type == "cuda" and pixels.numel() < torch.cuda.mem_get_info(self.device)[0] / 2
+        return pixels.to(self.device) if fits else pixels
+
+    def crops(self, picks: Tensor, config: DataConfig, size: int, random: torch.Generator) -> Tensor:
+        """Random training crops of the images `picks` (B,) as (B, 3, size, size) floats in [-1, 1]."""
+        index = self.index[picks.to(self.index.device)]
+        boxes = random_boxes(index[:, 1], index[:, 2], config.crop_area, random)
+        mirror = torch.rand(len(index), generator=random, device=random.device) < (0.5 if config.flip else 0.0)
+        return to_input(crop_and_resize(self.pixels, index, boxes, size, mirror).to(self.device))
+
+    def squares(self, size: int, picks: Tensor | None = None) -> Tensor:
+        """Central squares of all images, or of `picks`, resized: (N, 1 or 3, size, size) uint8. Those of all are kept."""
+        if picks is None and size in self._squares:
+            return self._squares[size]
+        index = self.index if picks is None else self.index[picks.to(self.index.device)]
+        parts = [crop_and_resize(self.pixels, part, central_boxes(part[:, 1], part[:, 2]), size).to(self.device)
+                 for part in index.split(1024)]
+        squares = torch.cat(parts)
+        if picks is None:
+            self._squares[size] = squares
+        return squares
+
+    def batches(self, size: int, batch: int, picks: Tensor | None = None) -> Iterator[Tensor]:
+        """Evaluation input in order, (<= batch, 3, size, size) floats; every image exactly once."""
+        for part in self.squares(size, picks).split(batch):
+            yield to_input(part)
+
+
+class EndlessStream:
+    """Constant batches of training crops; batch number `step` is a pure function of (key, step).
+
+    Epochs of shuffled indices run on without a gap, so there's no ragged last batch, and splits smaller than a batch repeat.
+    """
+
+    def __init__(self, split: Split, batch: int, config: DataConfig, size: int, key: tuple[int, ...]):
+        self.split, self.batch, self.config, self.size, self.key = split, batch, config, size, key
+        self._orders = {}
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, S, S) and labels (B,) or (B, C) of update number `step`."""
+        picks = self.picks(step)
+        random = generator(self.split.pixels.device, *self.key, 1, step)
+        return self.split.crops(picks, self.config, self.size, random), self.split.labels[picks.to(self.split.device)]
+
+    def picks(self, step: int) -> Tensor:
+        count = len(self.split)
+        positions = torch.arange(step * self.batch, (step + 1) * self.batch)
+        epochs = positions // count
+        needed = range(int(epochs[0]), int(epochs[-1]) + 1)
+        self._orders = {epoch: self._orders[epoch] if epoch in self._orders else
+                        torch.randperm(count, generator=generator("cpu", *self.key, 0, epoch)) for epoch in needed}
+        return torch.cat([self._orders[epoch][positions[epochs == epoch] % count] for epoch in needed])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Crops, a whole batch at once
+
+
+def random_boxes(height: Tensor, width: Tensor, area: tuple[float, float], random: torch.Generator) -> Tensor:
+    """Crop boxes (B, 4) as y, x, height, width for images of `height` and `width` (B,), by the reference's law.
+
+    The aspect ratio is uniform in [3/4, 4/3], the box's height uniform over the whole numbers that keep its share of the
+    image within `area` (so it's the side that is uniform, not the area). Ten tries, of which the first that fits and covers
+    a tenth of the image counts; a box that is the whole image, or none found, gives the central square.
+    """
+    tries = 10
+    draws = torch.rand(len(height), tries, 4, generator=random, device=random.device)
+    high, wide = height[:, None].float(), width[:, None].float()
+    aspect = 3 / 4 + draws[..., 0] * (4 / 3 - 3 / 4)
+    least, most = area[0] * high * wide, area[1] * high * wide
+
+    low = torch.sqrt(least / aspect).round()
+    top = torch.sqrt(most / aspect).round()
+    widest = ((wide + 0.5 - 1e-4) / aspect).floor()  # the tallest box whose rounded width still fits
+    top = torch.where((top * aspect).round() > wide, widest, top).minimum(high)
+    low = low.minimum(top)
+    h = low + (draws[..., 1] * (top - low + 1)).floor().minimum(top - low)
+    w = (h * aspect).round()
+    h = torch.where(h * w < least, h + 1, h)  # a pixel's repair where rounding left the range
+    w = (h * aspect).round()
+    h = torch.where(h * w > most, h - 1, h)
+    w = (h * aspect).round()
+
+    covered = (h * w).clamp(min=1) / (high * wide)
+    fits = (h * w >= least) & (h * w <= most) & (h <= high) & (w <= wide) & (h > 0) & (w > 0) & (covered >= 0.1)
+    # The last row or column is never reached: the offset is drawn below, not up to, the free room.
+    y = (draws[..., 2] * (high - h)).floor().clamp(min=0).minimum((high - h - 1).clamp(min=0))
+    x = (draws[..., 3] * (wide - w)).floor().clamp(min=0).minimum((wide - w - 1).clamp(min=0))
+    first = fits.float().argmax(dim=1, keepdim=True)
+    boxes = torch.stack([part.gather(1, first)[:, 0] for part in (y, x, h, w)], dim=1).long()
+    whole = ~fits.any(dim=1) | ((boxes[:, 2] == height) & (boxes[:, 3] == width))
+    return torch.where(whole[:, None], central_boxes(height, width), boxes)
+
+
+def central_boxes(height: Tensor, width: Tensor) -> Tensor:
+    """The largest central squares (B, 4) as y, x, height, width."""
+    side = torch.minimum(height, width)
+    return torch.stack([(height - side) // 2, (width - side) // 2, side, side], dim=1)
+
+
+def crop_and_resize(pixels: Tensor, index: Tensor, boxes: Tensor, size: int, mirror: Tensor | None = None) -> Tensor:
+    """Cut `boxes` (B, 4) from the images at `index` (B, 4) and resize: (B, C, size, size) uint8, C = 1 if all are grey.
+
+    Bilinear with half-pixel centres and without antialiasing, the value cut off to whole numbers, as the reference does.
+    """
+    offset, _, width, channels = (column[:, None, None] for column in index.T)  # (B, 1, 1) each
+    depth = int(channels.max())
+    y0, y1, fy = _taps(boxes[:, 0], boxes[:, 2], size)
+    x0, x1, fx = _taps(boxes[:, 1], boxes[:, 3], size)
+    if mirror is not None:
+        x0, x1, fx = (torch.where(mirror[:, None], part.flip(1), part) for part in (x0, x1, fx))
+    plane = torch.arange(depth, device=pixels.device)
+    colour = torch.minimum(plane[None, None], channels - 1)  # (B, 1, C): a grey image gives its one channel three times
+
+    def row(y: Tensor) -> Tensor:
+        """The image rows y (B, S), interpolated along x: (B, S, S, C)."""
+        start = offset + y[..., None] * width * channels  # (B, S, 1)
+        left, right = (start[..., None] + (x[..., None] * channels + colour)[:, None] for x in (x0, x1))
+        left, right = pixels[left].float(), pixels[right].float()
+        return left + (right - left) * fx[:, None, :, None]
+
+    above, below = row(y0), row(y1)
+    mixed = above + (below - above) * fy[:, :, None, None]
+    return mixed.to(torch.uint8).permute(0, 3, 1, 2)  # memory stays channels-last
+
+
+def _taps(begin: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of `size` output pixels the two source pixels and the weight of the second, (B, size) each."""
+    centre = torch.arange(size, device=begin.device) + 0.5
+    source = (centre * (length.float() / size)[:, None] - 0.5).clamp(min=0)
+    first = source.floor()
+    second = torch.minimum(first + 1, length[:, None].float() - 1)
+    return begin[:, None] + first.long(), begin[:, None] + second.long(), source - first
+
+
+def to_input(pixels: Tensor) -> Tensor:
+    """uint8 (B, 1 or 3, S, S) -> floats 2v/255 - 1 with three channels."""
+    return (pixels.expand(-1, 3, -1, -1).float() * 2 / 255 - 1).contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,177 @@
+"""Train one predictor on one task with one set of hyper-parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nevis_lite import metrics, models
+from nevis_lite.config import FitConfig, UserError
+from nevis_lite.data import EndlessStream, Split
+
+EVALUATION_BATCH = 512
+FINAL_LR = 1e-8  # where the cosine ends
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU if there is one; UserError for a device that this machine lacks."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        return device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device={name} cannot be used here ({str(error).splitlines()[0]}); try device=auto.") from None
+
+
+def batch_size(num_train: int, max_batch: int) -> int:
+    """Eq. 4: the power of two just below 0.0025 x training images, at least 16 and at most `max_batch`."""
+    return min(max_batch, max(16, 2 ** int(math.log2(max(1.0, 0.0025 * num_train)))))
+
+
+def warmup_steps(config: FitConfig, num_train: int, batch: int) -> int:
+    """Steps of linear warm-up: `warmup_epochs` epochs, at most `max_warmup` of the steps, and fewer than all of them."""
+    return min(config.steps - 1, int(config.max_warmup * config.steps), int(config.warmup_epochs * (num_train // batch + 1)))
+
+
+def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
+    """The rate of update number `step` (from 0): linear from 0 to `peak`, then half a cosine down to 1e-8."""
+    if step < warmup:
+        return peak * step / warmup
+    floor = FINAL_LR / peak
+    cosine = (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+    return peak * ((1 - floor) * cosine + floor)
+
+
+def validation_steps(config: FitConfig) -> list[int]:
+    """After how many updates dev is evaluated: at the start, every `validate_every`, and at the end."""
+    return [*range(0, config.steps, config.validate_every), config.steps]
+
+
+def loss_function(kind: str, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Mean loss of logits (B, C): smoothed cross-entropy for labels (B,), or binary cross-entropy over labels (B, C).
+
+    Smoothed targets are y (1 - s) + s / C, and y (1 - s) + s / 2 for several labels an image.
+    """
+    if kind == "single_label":
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    targets = labels.float() * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(logits, targets)
+
+
+def autocast(config: FitConfig, device: torch.device):
+    """bf16 on CUDA unless asked otherwise; CPUs are many times slower in bf16."""
+    if config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda"):
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+@torch.no_grad()
+def predict(model: nn.Module, split: Split, size: int, config: FitConfig, picks: Tensor | None = None) -> Tensor:
+    """Outputs of `model` in evaluation mode for a split's central squares, (N, C) floats on the device."""
+    model.eval()
+    with autocast(config, split.device):
+        return torch.cat([model(images).float() for images in split.batches(size, EVALUATION_BATCH, picks)])
+
+
+def evaluate(model: nn.Module, split: Split, size: int, config: FitConfig) -> float | None:
+    """The task's error on a split: 1 - accuracy or 1 - mAP over all its images; None if an output isn't finite."""
+    scores = predict(model, split, size, config)
+    if not torch.isfinite(scores).all():
+        return None
+    return metrics.error(split.meta["kind"], scores.cpu().numpy(), split.labels.cpu().numpy())
+
+
+@dataclass
+class Trial:
+    """A training in progress. `curve` holds [step, dev error]; `best_state` the weights at its lowest point."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    curve: list = field(default_factory=list)
+    best_error: float = math.inf
+    best_step: int = 0
+    best_state: dict | None = None
+    loss: float | None = None  # mean training loss between the last two validations
+    loss_sum: Tensor | float = 0.0  # on the device, so that no step waits for it
+    failed: bool = False
+
+    def snapshot(self) -> dict:
+        """Everything needed to go on from here, as tensors and plain values."""
+        values = {name: getattr(self, name) for name in
+                  ("step", "curve", "best_error", "best_step", "best_state", "loss", "loss_sum", "failed")}
+        return values | {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, snapshot: dict):
+        self.model.load_state_dict(snapshot["model"])
+        self.optimizer.load_state_dict(snapshot["optimizer"])
+        for name, value in snapshot.items():
+            if name not in ("model", "optimizer"):
+                setattr(self, name, value)
+
+
+def start(model: nn.Module, config: FitConfig) -> Trial:
+    """A trial before its first step: every task starts with a fresh optimiser (SGD, Nesterov momentum 0.9)."""
+    groups = models.parameter_groups(model, config.weight_decay)
+    return Trial(model, torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True))
+
+
+def train(model: nn.Module, batches: EndlessStream, dev: Split, hyperparameters: dict, config: FitConfig,
+          snapshot: dict | None = None, on_step: Callable[[Trial], None] = lambda trial: None) -> Trial:
+    """Train `model` for `config.steps` updates and return the trial, with the best weights on dev kept.
+
+    `hyperparameters`: lr and label_smoothing. `snapshot` goes on where an earlier call was stopped. `on_step` is called after
+    each update and may raise to stop. A loss or output that isn't finite ends the trial with `failed` set.
+    """
+    trial = start(model, config)
+    if snapshot:
+        trial.restore(snapshot)
+    size = batches.size
+    validations = set(validation_steps(config))
+    if not trial.curve:
+        _validate(trial, dev, size, config)
+    while trial.step < config.steps and not trial.failed:
+        update(trial, batches, hyperparameters, config)
+        if trial.step in validations:
+            _validate(trial, dev, size, config)
+        on_step(trial)
+    return trial
+
+
+def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: FitConfig):
+    """One step of SGD at the learning rate of the trial's step."""
+    warmup = warmup_steps(config, len(batches.split), batches.batch)
+    for group in trial.optimizer.param_groups:
+        group["lr"] = learning_rate(trial.step, config.steps, warmup, hyperparameters["lr"])
+    trial.model.train()
+    images, labels = batches(trial.step)
+    with autocast(config, batches.split.device):
+        logits = trial.model(images)
+    loss = loss_function(batches.split.meta["kind"], logits.float(), labels, hyperparameters["label_smoothing"])
+    trial.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    trial.optimizer.step()
+    trial.loss_sum = trial.loss_sum + loss.detach()
+    trial.step += 1
+
+
+def _validate(trial: Trial, dev: Split, size: int, config: FitConfig):
+    """Add a point to the curve; keep the weights if it's the lowest; end the trial when something isn't finite."""
+    if trial.step:
+        trial.loss = float(trial.loss_sum) / (trial.step - trial.curve[-1][0])
+        trial.loss_sum = 0.0
+    error = evaluate(trial.model, dev, size, config)
+    trial.curve.append([trial.step, error])
+    if error is None or not math.isfinite(trial.loss or 0.0):
+        trial.failed = True
+    elif error < trial.best_error:
+        trial.best_error, trial.best_step = error, trial.step
+        trial.best_state = {name: value.detach().clone() for name, value in trial.model.state_dict().items()}

@@ -1,0 +1,77 @@
+"""What a person sees while a run goes on: one line a trial, alive on a terminal, plain in a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from tqdm import tqdm
+
+REFRESH = 0.5  # seconds between two looks at the loss, each of which waits for the device
+PLAIN = 30.0  # seconds between two lines of the same trial in a file
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss, or m:ss below an hour."""
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class Progress:
+    """Time left is told from FLOPs: what is still to do, at the speed of this session so far."""
+
+    def __init__(self, planned: list[int], flops_done: int):
+        """`planned`: FLOPs of each task; `flops_done`: of them, what an earlier session did."""
+        self.planned, self.done, self.spent = planned, flops_done, 0
+        self.began = time.monotonic()
+
+    def begin(self, task, trial: int, trials: int, steps: int, step: int, batch: int, trial_flops: int):
+        """A trial starts, or goes on at `step`."""
+        self.head = (f"[{task.index + 1:>{len(str(len(self.planned)))}}/{len(self.planned)}] {task.year} {task.name[:22]:<22} "
+                     f"trial {trial + 1}/{trials}")
+        self.task_end = sum(self.planned[:task.index + 1])
+        self.steps, self.batch, self.trial_flops = steps, batch, trial_flops
+        self.first_step, self.trial_began = step, time.monotonic()
+        self.shown = self.printed = self.trial_began
+        self.bar = tqdm(total=steps, initial=step, bar_format="{desc} |{bar:10}|", disable=None)
+
+    def update(self, trial, finished: bool = False):
+        now = time.monotonic()
+        if not finished and now - self.shown < REFRESH:
+            return
+        self.shown = now
+        share = (trial.step - self.first_step) / self.steps
+        spent = self.spent + self.trial_flops * share
+        rate = spent / max(now - self.began, 1e-9)
+        reached = self.done + spent
+        left_task, left_stream = (max(0.0, end - reached) / max(rate, 1e-9) for end in (self.task_end, sum(self.planned)))
+        since = trial.step - trial.curve[-1][0]
+        loss = float(trial.loss_sum) / since if since else trial.loss
+        dev = trial.best_error if trial.best_state else None
+        speed = (trial.step - self.first_step) * self.batch / max(now - self.trial_began, 1e-9)
+        line = (f"{self.head} step {trial.step}/{self.steps} loss {_number(loss)} dev {_number(dev)} {speed:.0f} images/s "
+                f"left: task {clock(left_task)}, stream {clock(left_stream)}" + (" FAILED" if trial.failed else ""))
+        if not self.bar.disable:
+            self.bar.n = trial.step
+            self.bar.set_description_str(line)
+        elif finished or now - self.printed >= PLAIN:
+            self.printed = now
+            print(line, flush=True)
+
+    def end(self, trial):
+        self.update(trial, finished=True)
+        self.bar.close()
+        self.spent += self.trial_flops * (trial.step - self.first_step) / self.steps
+
+    def spend(self, flops: int):
+        """Work outside the trials: selection and prediction."""
+        self.spent += flops
+
+    def say(self, text: str):
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

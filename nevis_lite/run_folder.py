@@ -1,0 +1,122 @@
+"""A run as a folder: rows that are appended, a checkpoint that is replaced as a whole, and going on from it.
+
+Row files and checkpoint agree by counting: a checkpoint says how many rows were there when it was written, and on resume the
+rows after it are cut off, since the work that they tell of is done again and comes out the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+import yaml
+
+from nevis_lite.config import UserError, read_yaml
+
+ROWS = ("trials", "tasks")
+NOTHING_DONE = {"task": 0, "seconds": 0.0, "rows": dict.fromkeys(ROWS, 0)}
+
+
+def write_atomic(path: Path, write):
+    """Call write(file) on a temporary neighbour of `path`, then move it into place: there's always a whole file."""
+    temporary = path.with_name(path.name + ".part")
+    with open(temporary, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content):
+    text = json.dumps(content, indent=1, allow_nan=False)
+    write_atomic(path, lambda file: file.write(text.encode()))
+
+
+class RunFolder:
+    """`state` is the checkpoint's content: where the run is, and what the current task has so far."""
+
+    def __init__(self, path: str | Path, config: dict, environment: dict, resume: bool):
+        """Open or make the folder. UserError if it holds a run and `resume` is off, or another config's run."""
+        self.path = Path(path)
+        self.state = dict(NOTHING_DONE)
+        started = self.path / "config.yaml"
+        if started.is_file():
+            if not resume:
+                raise UserError(f"{self.path} already holds a run: go on with --resume, or choose another folder with --out.")
+            self._compare("config.yaml", _that_matters(read_yaml(started.read_text(encoding="utf-8"), str(started))),
+                          _that_matters(config))
+            before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+            self._compare("the data", before["data"], environment["data"])
+            self.state = self._load_checkpoint()
+        elif self.path.is_dir() and any(not path.name.startswith("environment.json") for path in self.path.iterdir()):
+            raise UserError(f"{self.path} is not empty and holds no run: choose another folder with --out.")
+        else:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "environment.json", environment)
+            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+            write_atomic(started, lambda file: file.write(text.encode()))
+        (self.path / "predictors").mkdir(exist_ok=True)
+        self.rows = {name: self._cut_rows(name, self.state["rows"][name]) for name in ROWS}
+
+    def _compare(self, what: str, before: dict, now: dict):
+        changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in _differences(before, now)]
+        if changed:
+            raise UserError(f"{self.path}: {what} changed since the run began ({'; '.join(changed[:3])}); "
+                            "change it back, or start anew with another --out.")
+
+    def _load_checkpoint(self) -> dict:
+        """The newest whole checkpoint; the previous one if the newest cannot be read."""
+        for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+            path = self.path / name
+            if path.is_file():
+                try:
+                    return torch.load(path, map_location="cpu", weights_only=True)
+                except Exception as error:  # torch has many ways to say "broken file"
+                    print(f"{path} cannot be read ({type(error).__name__}); trying the one before it.")
+        return dict(NOTHING_DONE)
+
+    def _cut_rows(self, name: str, count: int) -> list[dict]:
+        """The first `count` rows of a row file, which is cut to them."""
+        path = self.path / f"{name}.jsonl"
+        lines = path.read_bytes().split(b"\n")[:count] if path.is_file() else []
+        if len(lines) < count:
+            raise UserError(f"{path}: has fewer rows than the {count} of the checkpoint; start anew with another --out.")
+        try:
+            rows = [json.loads(line) for line in lines]
+        except ValueError:
+            raise UserError(f"{path}: a row is damaged; start anew with another --out.") from None
+        write_atomic(path, lambda file: file.writelines(line + b"\n" for line in lines))
+        return rows
+
+    def append(self, name: str, row: dict):
+        with open(self.path / f"{name}.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows[name].append(row)
+
+    def save(self, **state):
+        """Write a checkpoint of `state` and the present rows; the one before it is kept."""
+        self.state = {**state, "rows": {name: len(rows) for name, rows in self.rows.items()}}
+        path = self.path / "checkpoint.pt"
+        if path.is_file():
+            os.replace(path, self.path / "checkpoint.previous.pt")
+        write_atomic(path, lambda file: torch.save(self.state, file))
+
+    def predictor(self, task: int) -> Path:
+        return self.path / "predictors" / f"{task:03d}.pt"
+
+
+def _that_matters(config: dict) -> dict:
+    """Without what may change between a stop and a resume: where the data lie, and how often a checkpoint is written."""
+    return {**config, "checkpoint_seconds": None, "data": {**config.get("data", {}), "dir": None}}
+
+
+def _differences(before, now, prefix: str = "") -> list[tuple]:
+    """(key, old, new) for every leaf where two nested dicts differ."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [(prefix, before, now)]
+    return [item for key in [*before, *(key for key in now if key not in before)]
+            for item in _differences(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else str(key))]

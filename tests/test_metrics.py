@@ -1,0 +1,268 @@
+import copy
+import json
+import subprocess
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import average_precision_score
+
+from nevis_lite import metrics
+
+
+def row(index, task, year, error, source=None, meta="train", train=3e12):
+    return {
+        "index": index,
+        "task": task,
+        "name": task.upper(),
+        "year": year,
+        "occurrence": 0,
+        "meta": meta,
+        "num_classes": 10,
+        "num_train": 1281167,
+        "error": error,
+        "source": source,
+        "hyperparameters": {"lr": 0.012345, "label_smoothing": 0.15},
+        "flops": {"train": int(train), "validate": 10**11, "select": 10**11, "predict": 4 * 10**10},
+    }
+
+
+def run(baseline="ft-d", seed=0, errors=(0.5, 0.3, 0.1), **changes):
+    tasks = [
+        row(0, "digits", 1998, errors[0]),
+        row(1, "a very long name of a data set", 2004, errors[1], source=0),
+        row(105, "flowers", 2021, errors[2], source=1, meta="test"),
+    ]
+    results = {
+        "name": f"{baseline}-{seed}",
+        "stream": "short",
+        "phase": "meta_test",
+        "baseline": baseline,
+        "seed": seed,
+    }
+    return {**results, "partial": [], "tasks": tasks, **metrics.summarise(tasks, "meta_test"), **changes}
+
+
+def write(folder, results):
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    return str(folder)
+
+
+# ---- one task
+
+
+def test_single_label_error():
+    scores = [[0.1, 0.9], [0.8, 0.2], [0.5, 0.5], [0.5, 0.5]]
+    assert metrics.single_label_error(scores, [1, 1, 0, 1]) == 0.5  # a tie goes to class 0
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("distinct", [2, 5, 10**6])
+def test_average_precision_is_scikit_learns(dtype, distinct):
+    rng = np.random.default_rng(distinct)
+    for n, _ in product((1, 2, 17, 500), range(5)):
+        scores = (rng.integers(distinct, size=n) / distinct).astype(dtype)
+        positives = rng.random(n) < 0.3
+        positives[rng.integers(n)] = True
+        expected = average_precision_score(positives, scores)
+        assert metrics.average_precision(scores, positives) == pytest.approx(expected, abs=1e-12)
+
+
+def test_average_precision_by_hand():
+    # From the top: positive (P 1, R 1/2), then a tie of a positive and a negative (P 2/3, R 1).
+    assert metrics.average_precision([3, 2, 2, 1], [1, 1, 0, 0]) == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
+    assert metrics.average_precision([1, 1, 1, 1], [1, 0, 0, 0]) == 0.25
+    assert metrics.average_precision([1, 2], [0, 0]) is None
+
+
+def test_classes_without_a_positive_are_left_out():
+    rng = np.random.default_rng(0)
+    scores, labels = rng.random((50, 4)), rng.integers(2, size=(50, 4))
+    labels[:, 2] = 0
+    labels[7] = 0  # an example without any label counts as a negative
+    kept = [0, 1, 3]
+    expected = average_precision_score(labels[:, kept], scores[:, kept], average="macro")
+    value, undefined = metrics.mean_average_precision(scores, labels)
+    assert value == pytest.approx(expected, abs=1e-12) and undefined == 1
+    assert metrics.multi_label_error(scores, labels) == 1 - value
+    assert metrics.error("multi_label", scores, labels) == 1 - value
+    assert metrics.mean_average_precision(scores, 0 * labels) == (None, 4)
+    with pytest.raises(ValueError, match="no class has a positive"):
+        metrics.multi_label_error(scores, 0 * labels)
+
+
+@pytest.mark.parametrize("kind, labels", [("single_label", (0,)), ("multi_label", (0, 3))])
+def test_no_examples(kind, labels):
+    with pytest.raises(ValueError, match="no examples"):
+        metrics.error(kind, np.zeros((0, 3)), np.zeros(labels, int))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("kind, labels", [("single_label", [0, 1]), ("multi_label", [[0, 1], [1, 0]])])
+def test_scores_that_are_not_finite(kind, labels, bad):
+    with pytest.raises(ValueError, match="not finite"):
+        metrics.error(kind, [[0.0, bad], [1.0, 0.0]], labels)
+
+
+@pytest.mark.parametrize("kind, labels", [("single_label", [[0], [1]]), ("single_label", [0]), ("multi_label", [0, 1])])
+def test_shapes_that_do_not_match(kind, labels):
+    with pytest.raises(ValueError, match="do not go together"):
+        metrics.error(kind, [[0.0, 1.0], [1.0, 0.0]], labels)
+
+
+def test_unknown_kind():
+    with pytest.raises(ValueError, match="'regression'.*single_label, multi_label"):
+        metrics.error("regression", [[0.0]], [0])
+
+
+# ---- one run
+
+
+def test_summarise():
+    tasks = run()["tasks"] + [row(106, "birds", 2021, 0.3, meta="test")]
+    summary = metrics.summarise(tasks, "meta_test")
+    assert summary["error"] == pytest.approx(0.2) and summary["error_all"] == pytest.approx(0.3)
+    assert summary["cflop_paper"] == 4 * 3 * 10**12
+    assert summary["cflop"] == 4 * 3_240_000_000_000
+    assert metrics.summarise(tasks, "meta_train")["error"] == summary["error_all"]
+    assert metrics.summarise(tasks[:2], "meta_test")["error"] == pytest.approx(0.4)
+    assert metrics.summarise([], "meta_test") == {"error": None, "error_all": None, "cflop": 0, "cflop_paper": 0}
+
+
+@pytest.mark.parametrize("undefined", [None, float("nan")])
+def test_the_mean_of_an_undefined_error_is_none(undefined):
+    summary = metrics.summarise(run(errors=(undefined, 0.3, 0.1))["tasks"], "meta_test")
+    assert summary["error"] == 0.1 and summary["error_all"] is None
+
+
+def test_human():
+    cases = {0: "0 GFLOP", 5e6: "0.005 GFLOP", 3.24e12: "3.24 TFLOP", 999.4e12: "999 TFLOP", 999.6e12: "1 PFLOP"}
+    cases |= {1.5e18: "1.5 EFLOP", 1e21: "1000 EFLOP", 1.234e22: "12340 EFLOP"}
+    assert {flops: metrics.human(flops) for flops in cases} == cases
+
+
+def test_table():
+    assert metrics.table(run()).splitlines() == [
+        "  #  year  task                       classes    train  start              lr  smooth   error     compute",
+        "  0  1998  DIGITS                          10  1281167  scratch         0.012    0.15  0.5000  3.24 TFLOP",
+        "  1  2004  A VERY LONG NAME OF A           10  1281167  DIGITS          0.012    0.15  0.3000  3.24 TFLOP",
+        "105  2021  FLOWERS                 *       10  1281167  A VERY LONG NA  0.012    0.15  0.1000  3.24 TFLOP",
+        "",
+        "mean error, meta-test tasks * (1)         0.1000",
+        "mean error, all tasks (3)                 0.3000",
+        "compute, training only (as in the paper)  9 TFLOP",
+        "compute, all phases                       9.72 TFLOP",
+    ]
+
+
+def test_table_of_a_partial_run_and_of_meta_train():
+    missing = [f"data set {i}" for i in range(30)]
+    lines = metrics.table(run(partial=missing, phase="meta_train", errors=(None, 0.3, 0.1))).splitlines()
+    assert lines[0].startswith("PARTIAL: missing data set 0, data set 1,")
+    assert max(map(len, lines)) <= 110
+    assert not any("meta-test" in line for line in lines)
+    assert "mean error, all tasks (3)                 -" in lines
+
+
+def test_load(tmp_path):
+    folder = write(tmp_path / "a", run())
+    assert metrics.load(folder) == run()
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/b.*results.json"):
+        metrics.load(tmp_path / "b")
+
+
+# ---- several runs
+
+
+def runs():
+    ft_d = [run("ft-d", seed, (0.5, 0.3, error)) for seed, error in enumerate((0.10, 0.12, 0.11))]
+    indep = [run("indep", seed, (0.5, 0.4, error)) for seed, error in enumerate((0.20, 0.21, 0.22, 0.9))]
+    return ft_d + indep
+
+
+def test_comparison():
+    found = metrics.comparison(runs())
+    ft_d = found["baselines"]["ft-d"]
+    assert ft_d["error"] == {"n": 3, "mean": pytest.approx(0.11), "sd": pytest.approx(0.01)}
+    assert ft_d["error_all"]["mean"] == pytest.approx(0.91 / 3)
+    assert ft_d["cflop"] == 3 * 3.24e12
+    (pair,) = found["pairs"]
+    differences = [-0.10, -0.09, -0.11]
+    assert pair["seeds"] == [0, 1, 2] and pair["differences"] == pytest.approx(differences)
+    assert pair["mean"] == pytest.approx(-0.1) and pair["sd"] == pytest.approx(0.01)
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert pair["interval"] == pytest.approx([expected.low, expected.high], abs=1e-5)
+    assert pair["verdict"] == "ft-d is better"
+    assert [task["task"] for task in found["tasks"]] == ["DIGITS", "A VERY LONG NAME OF A DATA SET", "FLOWERS"]
+    assert found["tasks"][1]["errors"]["indep"] == {"n": 4, "mean": pytest.approx(0.4), "sd": pytest.approx(0)}
+
+
+def test_quantiles():
+    assert metrics._T95 == pytest.approx([stats.t.ppf(0.975, n) for n in range(1, 10)], abs=5e-4)
+
+
+def test_differences_within_noise_and_too_few_seeds():
+    some = [run("a", 0, (0, 0, 0.1)), run("b", 0, (0, 0, 0.2)), run("a", 1, (0, 0, 0.2)), run("b", 1, (0, 0, 0.1))]
+    (pair,) = metrics.comparison(some)["pairs"]
+    assert pair["verdict"] == "within noise" and pair["mean"] == pytest.approx(0)
+    (pair,) = metrics.comparison(some[:2])["pairs"]
+    assert pair["interval"] is None and pair["verdict"] == "no interval: fewer than two common seeds"
+    (pair,) = metrics.comparison([some[0], some[3]])["pairs"]
+    assert pair["n"] == 0 and pair["mean"] is None and pair["seeds"] == []
+
+
+def test_tasks_are_matched_across_orders():
+    shuffled = copy.deepcopy(run("ft-d", 1))
+    for task in shuffled["tasks"]:
+        task["index"] = 200 - task["index"]
+    assert len(metrics.comparison([run("ft-d", 0), shuffled])["tasks"]) == 3
+
+
+def test_runs_that_cannot_be_compared():
+    with pytest.raises(ValueError, match="different streams or phases"):
+        metrics.comparison([run(), run("indep", phase="meta_train")])
+    with pytest.raises(ValueError, match="Two runs of ft-d have seed 0"):
+        metrics.comparison([run(), run()])
+
+
+def test_compare():
+    text = metrics.compare([*runs(), run("mt", 7, partial=["birds"])])
+    assert text.startswith("**PARTIAL**: mt-7 misses birds\n\n| baseline | runs |")
+    assert "| ft-d | 3 | 0.1100 | 0.0100 | 0.3033 | 0.0033 | 9.72 TFLOP |" in text
+    assert "| ft-d - indep | 0: -0.1000 1: -0.0900 2: -0.1100 | -0.1000 | 0.0100 | -0.1248 to -0.0752 | ft-d is" in text
+    assert "| year | task | ft-d | indep | mt |\n| --- | --- | --- | --- | --- |" in text
+    assert "| 2021 | FLOWERS | 0.1100 ± 0.0100 | 0.3825 ± 0.3451 | 0.1000 |" in text
+    assert "difference" not in metrics.compare([run(seed=0), run(seed=1)])
+
+
+# ---- the command
+
+
+def test_command(tmp_path, capsys):
+    one, other = write(tmp_path / "one", run()), write(tmp_path / "other", run("indep"))
+    metrics.main([one])
+    assert capsys.readouterr().out == metrics.table(run()) + "\n"
+    metrics.main([one, other])
+    assert capsys.readouterr().out == metrics.compare([run(), run("indep")]) + "\n"
+    metrics.main([one, "--json"])
+    assert json.loads(capsys.readouterr().out) == run()
+    metrics.main([one, other, "--json"])
+    assert json.loads(capsys.readouterr().out) == metrics.comparison([run(), run("indep")])
+
+
+def test_command_on_a_missing_run(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        metrics.main([str(tmp_path / "none")])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(SystemExit) as stop:
+        metrics.main([str(tmp_path), "--js"])
+    assert stop.value.code == 2
+
+
+def test_metrics_do_not_import_torch():
+    code = "import sys, nevis_lite.metrics; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
