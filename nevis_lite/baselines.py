@@ -23,8 +23,6 @@ from nevis_lite.data import Split, generator
 from nevis_lite.search import random_search
 from nevis_lite.stream import Access, Task
 
-PURPOSE_WEIGHTS, PURPOSE_SUBSET = 2, 3  # keep the streams of random numbers apart
-
 
 @dataclass(frozen=True)
 class Past:
@@ -73,7 +71,7 @@ class View:
         count, most = len(self.split(name)), getattr(self.config.select, f"max_{name}")
         if count <= most:
             return torch.arange(count)
-        random = generator("cpu", self.config.seed, self.task.index, PURPOSE_SUBSET, ("train", "dev").index(name))
+        random = generator("cpu", f"subset of {name}", self.config.seed, self.task.index)
         return torch.randperm(count, generator=random)[:most].sort().values
 
     def features(self, backbone: nn.Module | None, name: str) -> Tensor:
@@ -82,7 +80,9 @@ class View:
         self.flops += len(picks) * self.backbone_flops
         if self.dry:
             return torch.zeros(len(picks), self.num_features)
-        return fit.predict(backbone, self.split(name), self.config.model.image_size, self.config.fit, picks)
+        split = self.split(name)
+        picks = None if len(picks) == len(split) else picks  # all squares are kept, those of a part are not
+        return fit.predict(backbone, split, self.config.model.image_size, self.config.fit, picks)
 
     def relatedness(self, past: Past) -> float:
         """k-NN accuracy (or mAP) on dev of this task's images, as features of an earlier task's predictor (paper, FT-d)."""
@@ -176,7 +176,7 @@ def choose(config: BaselineConfig) -> Baseline:
 
 def initial_model(view: View, source: int | None) -> models.Classifier:
     """The weights that every trial of a task starts from: a source's backbone or a random one, and always a fresh head."""
-    random = generator("cpu", view.config.seed, view.task.index, PURPOSE_WEIGHTS)
+    random = generator("cpu", "weights", view.config.seed, view.task.index)
     model = models.build(view.config.model.name, view.task.num_classes, random)
     if source is not None:
         model.backbone = next(past for past in view.memory if past.index == source).backbone(view.config, view.device)

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -31,9 +32,13 @@ CACHE_FORMAT = 1  # raise it when the files' meaning changes: old caches are the
 BAD_SHARE = 0.001  # more broken images than this are an error
 
 
-def generator(device: torch.device | str, *key: int) -> torch.Generator:
-    """Random numbers as a pure function of `key`, for example (seed, task, trial, step)."""
-    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+def seeds(purpose: str, *key: int) -> np.random.SeedSequence:
+    """Randomness as a pure function of `key`, such as (seed, task, trial, step); `purpose` keeps different uses apart."""
+    return np.random.SeedSequence([zlib.crc32(purpose.encode()), *key])
+
+
+def generator(device: torch.device | str, purpose: str, *key: int) -> torch.Generator:
+    state = seeds(purpose, *key).generate_state(1, np.uint64)[0]
     return torch.Generator(device).manual_seed(int(state >> 1))
 
 
@@ -181,7 +186,7 @@ class Split:
         return json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
 
     def __len__(self):
-        return len(self.index)
+        return self.meta["sizes"][self.name]
 
     @cached_property
     def labels(self) -> Tensor:
@@ -238,7 +243,7 @@ class EndlessStream:
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """Images (B, 3, S, S) and labels (B,) or (B, C) of update number `step`."""
         picks = self.picks(step)
-        random = generator(self.split.pixels.device, *self.key, 1, step)
+        random = generator(self.split.pixels.device, "crops", *self.key, step)
         return self.split.crops(picks, self.config, self.size, random), self.split.labels[picks.to(self.split.device)]
 
     def picks(self, step: int) -> Tensor:
@@ -247,7 +252,7 @@ class EndlessStream:
         epochs = positions // count
         needed = range(int(epochs[0]), int(epochs[-1]) + 1)
         self._orders = {epoch: self._orders[epoch] if epoch in self._orders else
-                        torch.randperm(count, generator=generator("cpu", *self.key, 0, epoch)) for epoch in needed}
+                        torch.randperm(count, generator=generator("cpu", "order", *self.key, epoch)) for epoch in needed}
         return torch.cat([self._orders[epoch][positions[epochs == epoch] % count] for epoch in needed])
 
 

@@ -1,7 +1,7 @@
 """The protocol loop (paper, Algorithm 1): the tasks of a stream in order, each learned once, then judged by the evaluator.
 
-`Setup` holds what is fixed before the first step. `plan` says what a run will cost without running it. `run` does it, writes
-the run folder, and can be stopped and resumed at any step.
+`Setup` holds what is fixed before the first step. `run` does it all, writes the run folder, and can be stopped and resumed at
+any step.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import dataclasses
 import math
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy
@@ -23,15 +24,13 @@ import torch
 import torchvision
 
 import nevis_lite
-from nevis_lite import baselines, config, data, fit, flops, metrics, models, stream
+from nevis_lite import baselines, config, cost, data, fit, flops, metrics, models, stream
 from nevis_lite.baselines import Baseline, Past, View
 from nevis_lite.config import Config, UserError
 from nevis_lite.data import EndlessStream, Split
 from nevis_lite.progress import Progress
 from nevis_lite.run_folder import RunFolder, write_atomic, write_json
 from nevis_lite.stream import Access, Stream, Task
-
-PURPOSE_BATCHES = 1
 
 
 class Interrupted(Exception):
@@ -50,12 +49,15 @@ class Setup:
     backbone_flops: int  # forward, of one image
     training_flops: int  # forward and backward, of one image, without a head
     num_features: int
+    opened: dict = field(default_factory=dict)  # splits of the current task, so that its trials share what is in memory
 
     def open(self, task: int, name: str) -> Split:
-        return Split(self.folders[task], name, self.device)
+        if (task, name) not in self.opened:
+            self.opened[task, name] = Split(self.folders[task], name, self.device)
+        return self.opened[task, name]
 
     def size(self, task: int, name: str) -> int:
-        return Split(self.folders[task], name, self.device).meta["sizes"][name]
+        return self.open(task, name).meta["sizes"][name]
 
     def view(self, task: Task, memory: list[Past], dry: bool = False) -> View:
         return View(task, Access(task.index, self.open), memory, self.config, self.device, self.backbone_flops,
@@ -65,6 +67,15 @@ class Setup:
         """FLOPs of one image through backbone and head: prediction, training step."""
         head = 2 * self.num_features * task.num_classes
         return self.backbone_flops + head, self.training_flops + 3 * head
+
+    @property
+    def device_name(self) -> str:
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{self.device.type}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+
+    def predict_flops(self, task: Task) -> int:
+        return self.size(task.index, self.reported) * self.image_flops(task)[0]
 
     def trial_flops(self, task: Task, num_train: int, steps: int, validations: int) -> dict:
         predict, train = self.image_flops(task)
@@ -97,25 +108,6 @@ def set_up(settings: Config) -> Setup:
                  num_features=backbone.num_features)
 
 
-def plan(setup: Setup) -> list[dict]:
-    """For each task: num_train, batch and the ledger that a run without failed trials will have."""
-    rows, memory = [], []
-    for task in setup.tasks:
-        view = setup.view(task, memory, dry=True)
-        setup.baseline.start(view)
-        num_train = len(setup.baseline.data(view))
-        trial = setup.trial_flops(task, num_train, setup.config.fit.steps, len(fit.validation_steps(setup.config.fit)))
-        ledger = {phase: setup.config.search.trials * count for phase, count in trial.items()}
-        rows.append({"task": task, "num_train": num_train, "batch": fit.batch_size(num_train, setup.config.fit.max_batch),
-                     "flops": ledger | {"select": view.flops, "predict": _predict_flops(setup, task)}})
-        memory = [*memory, Past(task.index, task, num_train, 0.0, None)]
-    return rows
-
-
-def _predict_flops(setup: Setup, task: Task) -> int:
-    return setup.size(task.index, setup.reported) * setup.image_flops(task)[0]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Running
 
@@ -130,7 +122,9 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
     if (folder.path / "results.json").is_file():
         return metrics.load(folder.path)
     earlier = folder.state["seconds"]
-    planned = [flops.total(row["flops"]) for row in plan(setup)]
+    if not folder.rows["tasks"] and cost.disk_bytes(setup)["runs"] > shutil.disk_usage(folder.path).free:
+        raise UserError(f"{folder.path}: the disk has not enough room for the run; --dry-run says how much it takes.")
+    planned = [flops.total(row["flops"]) for row in cost.plan(setup)]
     spent = flops.add(*(row["flops"] for row in folder.rows["tasks"]),
                       *(row["flops"] for row in folder.rows["trials"] if row["task"] == folder.state["task"]))
     progress = Progress(planned, flops.total(spent))
@@ -141,6 +135,7 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
                 raise Interrupted
 
         for task in setup.tasks[folder.state["task"]:]:
+            setup.opened.clear()  # frees the memory of the task before
             row = _learn_and_judge(setup, task, folder, progress, save, stop)
             folder.append("tasks", row)
             save(task=task.index + 1)
@@ -148,7 +143,7 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
                "baseline": setup.baseline.label, "seed": setup.config.seed,
                "partial": [task.name for task in setup.stream.missing],
                **metrics.summarise(folder.rows["tasks"], setup.config.phase),
-               "seconds": round(earlier + time.monotonic() - began, 1), "device": device_name(setup.device),
+               "seconds": round(earlier + time.monotonic() - began, 1), "device": setup.device_name,
                "tasks": folder.rows["tasks"]}
     write_json(folder.path / "results.json", results)
     return results
@@ -181,13 +176,13 @@ def _learn_and_judge(setup: Setup, task: Task, folder: RunFolder, progress: Prog
     write_atomic(folder.predictor(task.index), lambda file: torch.save(predictor, file))
     judged = setup.open(task.index, setup.reported)
     error = fit.evaluate(model, judged, setup.config.model.image_size, setup.config.fit)
-    progress.spend(_predict_flops(setup, task))
+    progress.spend(setup.predict_flops(task))
     chosen = _trials(folder, task)[best["trial"]]
     origin = "scratch" if start["source"] is None else setup.tasks[start["source"]].name
     progress.say(f"{task.year} {task.name}: error {'undefined' if error is None else f'{error:.4f}'} on {setup.reported}, "
                  f"from {origin}")
     spent = flops.add(*(row["flops"] for row in _trials(folder, task)),
-                      {"select": start["flops"], "predict": _predict_flops(setup, task)})
+                      {"select": start["flops"], "predict": setup.predict_flops(task)})
     return {"index": task.index, "task": task.task, "name": task.name, "year": task.year, "occurrence": task.occurrence,
             "domain": task.domain, "kind": task.kind, "num_classes": task.num_classes,
             "num_train": len(setup.baseline.data(view)), "resolution": judged.meta["resolution"], "meta": task.meta,
@@ -208,7 +203,7 @@ def _run_trial(setup: Setup, view: View, number: int, folder: RunFolder, progres
     split = setup.baseline.data(view)
     batch = fit.batch_size(len(split), settings.fit.max_batch)
     batches = EndlessStream(split, batch, settings.data, settings.model.image_size,
-                            (settings.seed, task.index, number, PURPOSE_BATCHES))
+                            (settings.seed, task.index, number))
     model = baselines.initial_model(view, state["start"]["source"])
     snapshot, best, start = state["trial"], state["best"], state["start"]
     seconds_before = snapshot["seconds"] if snapshot else 0.0
@@ -262,10 +257,6 @@ def _stop_signals():
 # Circumstances
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} threads"
-
-
 def environment(setup: Setup, command: str) -> dict:
     """What a reader of the numbers needs to know, and the digests of the data that a resume checks."""
     root = Path(nevis_lite.__file__).resolve().parent.parent
@@ -275,7 +266,7 @@ def environment(setup: Setup, command: str) -> dict:
     except (OSError, subprocess.SubprocessError):
         revision = None
     return {"nevis_lite": nevis_lite.__version__, "revision": revision, "command": command,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "device": device_name(setup.device), "cpus": os.cpu_count(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "device": setup.device_name, "cpus": os.cpu_count(),
             "platform": platform.platform(), "python": platform.python_version(), "torch": torch.__version__,
             "torchvision": torchvision.__version__, "numpy": numpy.__version__,
             "data": {task.task: Split(folder, "train", setup.device).meta["sha256"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nevis_lite.config import SearchConfig
+from nevis_lite.data import seeds
 
 
 def random_search(config: SearchConfig, seed: int, task: int, trial: int, history: list[dict]) -> dict:
@@ -14,9 +15,9 @@ def random_search(config: SearchConfig, seed: int, task: int, trial: int, histor
     lr is cut into as many equal parts as there are trials, and each part is drawn from once, in random order. `history`, the
     rows of the task's finished trials, is for searches that learn from them.
     """
-    lr, smoothing = np.random.default_rng([seed, task, trial]).random(2)
+    lr, smoothing = np.random.default_rng(seeds("candidates", seed, task, trial)).random(2)
     if config.stratified:
-        part = np.random.default_rng([seed, task]).permutation(config.trials)[trial]
+        part = np.random.default_rng(seeds("strata", seed, task)).permutation(config.trials)[trial]
         lr = (part + lr) / config.trials
     low, high = np.log(config.lr)
     return {"lr": float(np.exp(low + lr * (high - low))),

@@ -1,0 +1,90 @@
+"""What a run will cost, told before it is run: FLOPs (exactly those of its ledger), bytes on disk, and hours on this device."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import torch
+
+from nevis_lite import baselines, fit, flops, metrics, models
+from nevis_lite.baselines import Past
+from nevis_lite.data import EndlessStream
+from nevis_lite.progress import clock
+
+
+def plan(setup) -> list[dict]:
+    """For each task of a `protocol.Setup`: num_train, batch, and the ledger that a run without failed trials will have.
+
+    The start choice is made for real, on a view whose features are zeros, so that whatever it looks at is counted.
+    """
+    config, rows, memory = setup.config, [], []
+    for task in setup.tasks:
+        view = setup.view(task, memory, dry=True)
+        setup.baseline.start(view)
+        num_train = len(setup.baseline.data(view))
+        trial = setup.trial_flops(task, num_train, config.fit.steps, len(fit.validation_steps(config.fit)))
+        ledger = {phase: config.search.trials * count for phase, count in trial.items()}
+        rows.append({"task": task, "num_train": num_train, "batch": fit.batch_size(num_train, config.fit.max_batch),
+                     "flops": ledger | {"select": view.flops, "predict": setup.predict_flops(task)}})
+        memory = [*memory, Past(task.index, task, num_train, 0.0, None)]
+    return rows
+
+
+def disk_bytes(setup) -> dict[str, int]:
+    """Bytes of the pixel caches, which exist already, and of the run folder (`runs`), which is still to be written."""
+    backbone = models.build(setup.config.model.name)
+    weights = sum(value.numel() * value.element_size() for value in backbone.state_dict().values())
+    caches = sum(path.stat().st_size for folder in set(setup.folders) for path in folder.iterdir())
+    # A predictor a task; two checkpoints and one being written, each with weights, momentum, best of trial and of task.
+    return {"caches": caches, "runs": weights * (len(setup.tasks) + 3 * 4)}
+
+
+def seconds_of(setup, task, batch: int) -> tuple[float, float]:
+    """Measured seconds of one training step and of predicting one image, on a task's real data."""
+    config, view = setup.config, setup.view(task, [])
+    dev = view.split("dev")
+    batches = EndlessStream(view.split("train"), batch, config.data, config.model.image_size, (0, 0, 0))
+    trial, picks = fit.start(baselines.initial_model(view, None), config.fit), torch.arange(min(256, len(dev)))
+
+    def measure(work, repeats: int) -> float:
+        work()  # the first call is slower
+        if setup.device.type == "cuda":
+            torch.cuda.synchronize(setup.device)
+        began = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        if setup.device.type == "cuda":
+            torch.cuda.synchronize(setup.device)
+        return (time.perf_counter() - began) / repeats
+
+    step = measure(lambda: fit.update(trial, batches, {"lr": 0.01, "label_smoothing": 0.0}, config.fit), 10)
+    image = measure(lambda: fit.predict(trial.model, dev, config.model.image_size, config.fit, picks), 3)
+    return step, image / len(picks)
+
+
+def table(setup) -> str:
+    """What `--dry-run` prints."""
+    config, rows, timed, total_seconds = setup.config, plan(setup), {}, 0.0
+    steps, trials = config.fit.steps, config.search.trials
+    lines = [f"{'#':>3}  {'year':<4}  {'task':<22} {'train':>8} {'batch':>5} {'steps':>7} {'trials':>6} {'compute':>12} "
+             f"{'cache':>10} {'time':>9}"]
+    for row in rows:
+        task, batch = row["task"], row["batch"]
+        if batch not in timed:
+            timed[batch] = seconds_of(setup, task, batch)
+        step_seconds, image_seconds = timed[batch]
+        images = sum(row["flops"][phase] for phase in ("validate", "select", "predict")) / setup.image_flops(task)[0]
+        seconds = trials * steps * step_seconds + images * image_seconds
+        total_seconds += seconds
+        cache = sum(path.stat().st_size for path in setup.folders[task.index].iterdir())
+        lines.append(f"{task.index:>3}  {task.year:<4}  {task.name[:22]:<22} {row['num_train']:>8} {batch:>5} {steps:>7} "
+                     f"{trials:>6} {metrics.human(flops.total(row['flops'])):>12} {cache / 1e6:>7.1f} MB {clock(seconds):>9}")
+    ledger, disk = flops.add(*(row["flops"] for row in rows)), disk_bytes(setup)
+    phases = ", ".join(f"{phase} {metrics.human(count)}" for phase, count in ledger.items())
+    lines += ["", f"compute: {phases}; all {metrics.human(flops.total(ledger))} ({flops.total(ledger)} FLOPs)",
+              f"on disk: pixel cache {disk['caches'] / 1e6:.0f} MB (written), run folder at most {disk['runs'] / 1e6:.0f} MB; "
+              f"free here: {shutil.disk_usage('.').free / 1e9:.0f} GB",
+              f"predicted time on {setup.device_name}: {total_seconds / 3600:.2f} hours ({clock(total_seconds)}), "
+              "from a few timed steps for each batch size"]
+    return "\n".join(lines)
