@@ -28,13 +28,13 @@ class Progress:
 
     def begin(self, task, trial: int, trials: int, steps: int, step: int, batch: int, trial_flops: int):
         """A trial starts, or goes on at `step`."""
-        self.head = (f"[{task.index + 1:>{len(str(len(self.planned)))}}/{len(self.planned)}] {task.year} {task.name[:22]:<22} "
+        self.head = (f"[{task.index + 1:>{len(str(len(self.planned)))}}/{len(self.planned)}] {task.year} {task.name[:20]:<20} "
                      f"trial {trial + 1}/{trials}")
         self.task_end = sum(self.planned[:task.index + 1])
         self.steps, self.batch, self.trial_flops = steps, batch, trial_flops
         self.first_step, self.trial_began = step, time.monotonic()
         self.shown = self.printed = self.trial_began
-        self.bar = tqdm(total=steps, initial=step, bar_format="{desc} |{bar:10}|", disable=None)
+        self.bar = tqdm(total=steps, initial=step, bar_format="{bar:8} {desc}", disable=None)
 
     def update(self, trial, finished: bool = False):
         now = time.monotonic()
@@ -50,8 +50,9 @@ class Progress:
         loss = float(trial.loss_sum) / since if since else trial.loss
         dev = trial.best_error if trial.best_state else None
         speed = (trial.step - self.first_step) * self.batch / max(now - self.trial_began, 1e-9)
-        line = (f"{self.head} step {trial.step}/{self.steps} loss {_number(loss)} dev {_number(dev)} {speed:.0f} images/s "
-                f"left: task {clock(left_task)}, stream {clock(left_stream)}" + (" FAILED" if trial.failed else ""))
+        # What matters most comes first: a narrow terminal cuts the line's end.
+        line = (f"{self.head} left {clock(left_task)}, stream {clock(left_stream)}  step {trial.step}/{self.steps} "
+                f"loss {_number(loss)} dev {_number(dev)} {speed:.0f} images/s" + (" FAILED" if trial.failed else ""))
         if not self.bar.disable:
             self.bar.n = trial.step
             self.bar.set_description_str(line)

@@ -49,6 +49,9 @@ class RunFolder:
                           _that_matters(config))
             before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
             self._compare("the data", before["data"], environment["data"])
+            if before["device"] != environment["device"]:
+                print(f"The run began on {before['device']} and goes on on {environment['device']}: "
+                      "its numbers will agree with an uninterrupted run to rounding only.")
             self.state = self._load_checkpoint()
         elif self.path.is_dir() and any(not path.name.startswith("environment.json") for path in self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run: choose another folder with --out.")
