@@ -95,8 +95,13 @@ class View:
         votes = knn_votes(train, train_split.labels[self.subset("train").to(self.device)], dev,
                           self.config.select.neighbours, self.task.num_classes)
         labels = dev_split.labels[self.subset("dev").to(self.device)]
-        self.scores[past.index] = 1 - metrics.error(self.task.kind, votes.cpu().numpy(), labels.cpu().numpy())
-        return self.scores[past.index]
+        votes, labels = votes.cpu().numpy(), labels.cpu().numpy()
+        if self.task.kind == "single_label":
+            score = 1 - metrics.single_label_error(votes, labels)
+        else:  # a subset without any label says nothing about the candidate
+            score = metrics.mean_average_precision(votes, labels)[0] or 0.0
+        self.scores[past.index] = score
+        return score
 
 
 def knn_votes(references: Tensor, labels: Tensor, queries: Tensor, k: int, num_classes: int) -> Tensor:

@@ -40,8 +40,8 @@ def option(default, text: str, **checks):
 
 @dataclass
 class StreamConfig:
-    name: str = option("short", "a stream of streams.yaml (demo, short), or a name for your own list of tasks")
-    tasks: list = option([], "your own tasks instead: a list of {name, year, folder or idx, meta: train or test}")
+    name: str | None = option(None, "a stream of streams.yaml: demo, short (the default); or a name for your own list")
+    tasks: list = option([], "your own list of tasks: {name, year, folder or idx, meta: train or test}")
     allow_missing: bool = option(False, "go on without tasks whose data are missing; marks the results as partial")
 
 
@@ -65,7 +65,7 @@ class SearchConfig:
 class FitConfig:
     steps: int = option(50_000, "updates a trial", low=1)
     validate_every: int = option(1000, "updates between two validations on all of dev", low=1)
-    max_batch: int = option(512, "upper end of the batch-size rule (paper, Eq. 4)", low=1)
+    max_batch: int = option(512, "upper end of the batch-size rule (paper, Eq. 4)", low=2)
     warmup_epochs: float = option(7.0, "epochs of linear warm-up", low=0.0)
     max_warmup: float = option(1.0, "largest share of the steps that may be warm-up", low=0.0, high=1.0)
     weight_decay: float = option(1e-4, "on conv and linear weights only", low=0.0)
@@ -75,7 +75,7 @@ class FitConfig:
 @dataclass
 class ModelConfig:
     name: str = option("resnet34", "resnet34, resnet18, resnet34_imagenet, resnet18_imagenet, resnet8")
-    image_size: int = option(64, "side of the square input in pixels", low=8)
+    image_size: int = option(64, "side of the square input in pixels", low=8, high=1024)
 
 
 @dataclass
@@ -140,6 +140,16 @@ def read_yaml(text: str, where: str):
         raise UserError(f"{where}{line}: not valid YAML ({problem}).") from None
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever `_Loader` would not read back as the same value."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def write_yaml(content: dict) -> str:
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def find_config(name: str) -> Path:
     """`name` as a path, else in `configs/`, with or without `.yaml`; UserError with the nearest name otherwise."""
     for path in (Path(name), CONFIGS / name, CONFIGS / f"{name}.yaml"):
@@ -199,13 +209,14 @@ def _fill(target, content, where: str, prefix: str):
     fields = {item.name: item for item in dataclasses.fields(target)}
     for key, value in content.items():
         if key not in fields:
-            raise UserError(f"{where}: unknown key {prefix}{key}{nearest(key, fields)}.")
+            close = nearest(f"{prefix}{key}", [prefix + name for name in fields])
+            raise UserError(f"{where}: unknown key {prefix}{key}{close}.")
         current = getattr(target, key)
         if dataclasses.is_dataclass(current):
             if isinstance(value, str):  # `baseline: ft-d` is short for `baseline: {name: ft-d}`
-                value = {"name": value}
+                value = {"name": value, "tasks": []} if key == "stream" else {"name": value}
             elif isinstance(value, list) and key == "stream":  # `stream: [...]` is short for `stream: {tasks: [...]}`
-                value = {"name": "custom", "tasks": value}
+                value = {"name": None, "tasks": value}
             _fill(current, value, where, f"{prefix}{key}.")
         else:
             setattr(target, key, _convert(value, hints[key], fields[key].metadata, f"{where}: {prefix}{key}"))

@@ -21,6 +21,8 @@ FINAL_LR = 1e-8  # where the cosine ends
 
 def pick_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one; UserError for a device that this machine lacks."""
+    if name.split(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+        raise UserError(f"device={name} is not known; it is auto, cpu, cuda, cuda:N or mps.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

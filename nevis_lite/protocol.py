@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,35 +118,39 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
     Raises Interrupted after a checkpoint when SIGINT or SIGTERM arrives.
     """
     began = time.monotonic()
-    folder = RunFolder(out, config.to_dict(setup.config), environment(setup, command), resume)
-    if (folder.path / "results.json").is_file():
-        return metrics.load(folder.path)
-    earlier = folder.state["seconds"]
-    if not folder.rows["tasks"] and cost.disk_bytes(setup)["runs"] > shutil.disk_usage(folder.path).free:
-        raise UserError(f"{folder.path}: the disk has not enough room for the run; --dry-run says how much it takes.")
+    with closing(RunFolder(out, config.to_dict(setup.config), environment(setup, command), resume)) as folder:
+        if (folder.path / "results.json").is_file():
+            return metrics.load(folder.path)
+        earlier = folder.state["seconds"]
+        if not folder.rows["tasks"] and cost.disk_bytes(setup)["runs"] > shutil.disk_usage(folder.path).free:
+            raise UserError(f"{folder.path}: the disk has not enough room for the run; --dry-run says how much it takes.")
+        with _stop_signals() as stop:
+            def save(**state):
+                folder.save(**state, seconds=earlier + time.monotonic() - began)
+                if stop.is_set():
+                    raise Interrupted
+
+            _all_tasks(setup, folder, save, stop)
+        results = {"name": folder.path.resolve().name, "stream": setup.stream.name, "phase": setup.config.phase,
+                   "baseline": setup.baseline.label, "seed": setup.config.seed,
+                   "partial": [task.name for task in setup.stream.missing],
+                   **metrics.summarise(folder.rows["tasks"], setup.config.phase),
+                   "seconds": round(earlier + time.monotonic() - began, 1), "device": setup.device_name,
+                   "tasks": folder.rows["tasks"]}
+        write_json(folder.path / "results.json", results)
+        return results
+
+
+def _all_tasks(setup: Setup, folder: RunFolder, save, stop):
+    """What is still to do of the stream; a row and a checkpoint after each task."""
     planned = [flops.total(row["flops"]) for row in cost.plan(setup)]
     spent = flops.add(*(row["flops"] for row in folder.rows["tasks"]),
                       *(row["flops"] for row in folder.rows["trials"] if row["task"] == folder.state["task"]))
     progress = Progress(planned, flops.total(spent))
-    with _stop_signals() as stop:
-        def save(**state):
-            folder.save(**state, seconds=earlier + time.monotonic() - began)
-            if stop.is_set():
-                raise Interrupted
-
-        for task in setup.tasks[folder.state["task"]:]:
-            setup.opened.clear()  # frees the memory of the task before
-            row = _learn_and_judge(setup, task, folder, progress, save, stop)
-            folder.append("tasks", row)
-            save(task=task.index + 1)
-    results = {"name": folder.path.name, "stream": setup.config.stream.name, "phase": setup.config.phase,
-               "baseline": setup.baseline.label, "seed": setup.config.seed,
-               "partial": [task.name for task in setup.stream.missing],
-               **metrics.summarise(folder.rows["tasks"], setup.config.phase),
-               "seconds": round(earlier + time.monotonic() - began, 1), "device": setup.device_name,
-               "tasks": folder.rows["tasks"]}
-    write_json(folder.path / "results.json", results)
-    return results
+    for task in setup.tasks[folder.state["task"]:]:
+        setup.opened.clear()  # frees the memory of the task before
+        folder.append("tasks", _learn_and_judge(setup, task, folder, progress, save, stop))
+        save(task=task.index + 1)
 
 
 def _learn_and_judge(setup: Setup, task: Task, folder: RunFolder, progress: Progress, save, stop) -> dict:
@@ -269,5 +273,5 @@ def environment(setup: Setup, command: str) -> dict:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "device": setup.device_name, "cpus": os.cpu_count(),
             "platform": platform.platform(), "python": platform.python_version(), "torch": torch.__version__,
             "torchvision": torchvision.__version__, "numpy": numpy.__version__,
-            "data": {task.task: Split(folder, "train", setup.device).meta["sha256"]
+            "data": {f"{task.index} {task.task}": Split(folder, "train", setup.device).meta["sha256"]
                      for task, folder in zip(setup.tasks, setup.folders, strict=True)}}

@@ -11,11 +11,16 @@ import os
 from pathlib import Path
 
 import torch
-import yaml
 
-from nevis_lite.config import UserError, read_yaml
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one folder are then the user's care
+    fcntl = None
+
+from nevis_lite.config import UserError, read_yaml, write_yaml
 
 ROWS = ("trials", "tasks")
+EARLY_FILES = ("lock", "environment.json", "environment.json.part", "config.yaml.part")  # what a kill at the start may leave
 NOTHING_DONE = {"task": 0, "seconds": 0.0, "rows": dict.fromkeys(ROWS, 0)}
 
 
@@ -40,6 +45,8 @@ class RunFolder:
     def __init__(self, path: str | Path, config: dict, environment: dict, resume: bool):
         """Open or make the folder. UserError if it holds a run and `resume` is off, or another config's run."""
         self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = self._only_one()
         self.state = dict(NOTHING_DONE)
         started = self.path / "config.yaml"
         if started.is_file():
@@ -53,15 +60,24 @@ class RunFolder:
                 print(f"The run began on {before['device']} and goes on on {environment['device']}: "
                       "its numbers will agree with an uninterrupted run to rounding only.")
             self.state = self._load_checkpoint()
-        elif self.path.is_dir() and any(not path.name.startswith("environment.json") for path in self.path.iterdir()):
+        elif any(path.name not in EARLY_FILES for path in self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run: choose another folder with --out.")
         else:
-            self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "environment.json", environment)
-            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-            write_atomic(started, lambda file: file.write(text.encode()))
+            write_atomic(started, lambda file: file.write(write_yaml(config).encode()))
         (self.path / "predictors").mkdir(exist_ok=True)
         self.rows = {name: self._cut_rows(name, self.state["rows"][name]) for name in ROWS}
+
+    def _only_one(self):
+        """An open file whose lock the system releases when this process ends, however it ends. UserError if it's taken."""
+        file = open(self.path / "lock", "w")  # noqa: SIM115
+        if fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise UserError(f"{self.path}: another process is running in this folder; wait for it, or stop it.") from None
+        return file
 
     def _compare(self, what: str, before: dict, now: dict):
         changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in _differences(before, now)]
@@ -70,14 +86,22 @@ class RunFolder:
                             "change it back, or start anew with another --out.")
 
     def _load_checkpoint(self) -> dict:
-        """The newest whole checkpoint; the previous one if the newest cannot be read."""
+        """The newest whole checkpoint; the previous one if the newest cannot be read. UserError if none of them can."""
+        damaged = []
         for name in ("checkpoint.pt", "checkpoint.previous.pt"):
             path = self.path / name
             if path.is_file():
                 try:
-                    return torch.load(path, map_location="cpu", weights_only=True)
+                    state = torch.load(path, map_location="cpu", weights_only=True)
                 except Exception as error:  # torch has many ways to say "broken file"
-                    print(f"{path} cannot be read ({type(error).__name__}); trying the one before it.")
+                    damaged.append(path)
+                    print(f"{path} cannot be read ({type(error).__name__}).")
+                    continue
+                for broken in damaged:  # out of the way, so that it never replaces the good one
+                    broken.rename(broken.with_suffix(".damaged"))
+                return state
+        if damaged:
+            raise UserError(f"{self.path}: no checkpoint can be read; start anew with another --out.")
         return dict(NOTHING_DONE)
 
     def _cut_rows(self, name: str, count: int) -> list[dict]:
@@ -107,6 +131,9 @@ class RunFolder:
         if path.is_file():
             os.replace(path, self.path / "checkpoint.previous.pt")
         write_atomic(path, lambda file: torch.save(self.state, file))
+
+    def close(self):
+        self._lock.close()
 
     def predictor(self, task: int) -> Path:
         return self.path / "predictors" / f"{task:03d}.pt"

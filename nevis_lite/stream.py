@@ -56,9 +56,15 @@ def load(stream: StreamConfig | str | list, data_dir: str | Path = "data", phase
     if isinstance(stream, str):
         stream = StreamConfig(name=stream)
     elif isinstance(stream, list):
-        stream = StreamConfig(name="custom", tasks=stream)
+        stream = StreamConfig(tasks=stream)
+    known = read_yaml((datasets.PACKAGE / "streams.yaml").read_text(encoding="utf-8"), "streams.yaml")
+    name = stream.name or ("own tasks" if stream.tasks else "short")
+    if stream.tasks and name in known:
+        raise UserError(f"stream: give either the name of a known stream ({name}) or your own tasks, not both.")
+    if not stream.tasks and name not in known:
+        raise UserError(f"stream.name: unknown stream {name}{nearest(name, known)}.")
+    entries = stream.tasks or [{"task": key, "year": year} for year, keys in known[name].items() for key in keys]
     catalogue = datasets.catalogue(Path(data_dir))
-    entries = stream.tasks or _named(stream.name)
     tasks, seen = [], Counter()
     for position, entry in enumerate(entries, start=1):
         dataset, year, meta = _parse(entry, catalogue, f"stream.tasks, task {position}")
@@ -66,29 +72,22 @@ def load(stream: StreamConfig | str | list, data_dir: str | Path = "data", phase
         tasks.append(dict(task=dataset.key, name=dataset.name, year=year, occurrence=seen[dataset.folder],
                           domain=dataset.domain, kind=dataset.kind, num_classes=dataset.classes, meta=meta, dataset=dataset))
     if any(early["year"] > late["year"] for early, late in zip(tasks, tasks[1:], strict=False)):
-        raise UserError(f"stream {stream.name}: the tasks are not in the order of their years.")
+        raise UserError(f"stream {name}: the tasks are not in the order of their years.")
     if phase == "meta_train":
         tasks = [task for task in tasks if task["meta"] == "train"]
         if not tasks:
-            raise UserError(f"stream {stream.name}: phase meta_train needs a task with meta: train (or a year before "
+            raise UserError(f"stream {name}: phase meta_train needs a task with meta: train (or a year before "
                             f"{FIRST_META_TEST_YEAR}).")
     missing = [Task(index=0, **task) for task in tasks if datasets.is_missing(task["dataset"])]
     if missing and not stream.allow_missing:
         lines = dict.fromkeys(f"  {task.dataset.name:<28.28} {task.dataset.folder.absolute()}" for task in missing)
         raise MissingData("\n".join([
-            f"stream {stream.name}: {len(lines)} data sets are missing. Each belongs in its folder:", *lines, datasets.LAYOUT,
+            f"stream {name}: {len(lines)} data sets are missing. Each belongs in its folder:", *lines, datasets.LAYOUT,
             "To go on without them: stream.allow_missing=true, which marks the results as partial."]))
     present = [task for task in tasks if not datasets.is_missing(task["dataset"])]
     if not present:
-        raise MissingData(f"stream {stream.name}: the data of every task are missing.")
-    return Stream(stream.name, [Task(index=index, **task) for index, task in enumerate(present)], missing)
-
-
-def _named(name: str) -> list:
-    streams = read_yaml((datasets.PACKAGE / "streams.yaml").read_text(encoding="utf-8"), "streams.yaml")
-    if name not in streams:
-        raise UserError(f"stream.name: unknown stream {name}{nearest(name, streams)}.")
-    return [{"task": key, "year": year} for year, keys in streams[name].items() for key in keys]
+        raise MissingData(f"stream {name}: the data of every task are missing.")
+    return Stream(name, [Task(index=index, **task) for index, task in enumerate(present)], missing)
 
 
 def _parse(entry, catalogue: dict[str, DataSet], where: str) -> tuple[DataSet, int, str]:

@@ -55,6 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return error.code
+    except OSError as error:  # a full disk, a folder that cannot be written
+        print(f"{error.filename or 'Writing'}: {error.strerror or error}.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nStopped at once; a run that had begun goes on with --resume.", file=sys.stderr)
         return 130
@@ -63,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 def _command(arguments: list[str]) -> str:
     """What to type to go on with this run: this module, or the script that called `main`."""
     script = ["-m", "nevis_lite.train"] if Path(sys.argv[0]).resolve() == Path(__file__).resolve() else [sys.argv[0]]
-    return shlex.join(["python", *script, *(word for word in arguments if word != "--resume"), "--resume"])
+    return shlex.join(["python", *script, "--resume", *(word for word in arguments if word != "--resume")])
 
 
 if __name__ == "__main__":
