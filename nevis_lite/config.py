@@ -69,6 +69,7 @@ class FitConfig:
     warmup_epochs: float = option(7.0, "epochs of linear warm-up", low=0.0)
     max_warmup: float = option(1.0, "largest share of the steps that may be warm-up", low=0.0, high=1.0)
     weight_decay: float = option(1e-4, "on conv and linear weights only", low=0.0)
+    multi_label_loss: str = option("mean", "over an image's labels: mean, as in the reference, or sum", choices=("mean", "sum"))
     precision: str = option("auto", "auto is bf16 on CUDA and fp32 elsewhere", choices=("auto", "fp32", "bf16"))
 
 

@@ -57,15 +57,17 @@ def validation_steps(config: FitConfig) -> list[int]:
     return [*range(0, config.steps, config.validate_every), config.steps]
 
 
-def loss_function(kind: str, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Mean loss of logits (B, C): smoothed cross-entropy for labels (B,), or binary cross-entropy over labels (B, C).
+def loss_function(kind: str, logits: Tensor, labels: Tensor, smoothing: float, over_labels: str = "mean") -> Tensor:
+    """Mean loss over the images of logits (B, C): cross-entropy for labels (B,), binary cross-entropy for labels (B, C).
 
-    Smoothed targets are y (1 - s) + s / C, and y (1 - s) + s / 2 for several labels an image.
+    Smoothed targets are y (1 - s) + s / C, and y (1 - s) + s / 2 for several labels an image. The labels of an image are
+    averaged, which makes the gradient C times smaller than with `over_labels="sum"`.
     """
     if kind == "single_label":
         return F.cross_entropy(logits, labels, label_smoothing=smoothing)
     targets = labels.float() * (1 - smoothing) + smoothing / 2
-    return F.binary_cross_entropy_with_logits(logits, targets)
+    loss = F.binary_cross_entropy_with_logits(logits, targets)
+    return loss * logits.shape[1] if over_labels == "sum" else loss
 
 
 def autocast(config: FitConfig, device: torch.device):
@@ -157,7 +159,8 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
     images, labels = batches(trial.step)
     with autocast(config, batches.split.device):
         logits = trial.model(images)
-    loss = loss_function(batches.split.meta["kind"], logits.float(), labels, hyperparameters["label_smoothing"])
+    loss = loss_function(batches.split.meta["kind"], logits.float(), labels, hyperparameters["label_smoothing"],
+                         config.multi_label_loss)
     trial.optimizer.zero_grad(set_to_none=True)
     loss.backward()
     trial.optimizer.step()
