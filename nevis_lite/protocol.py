@@ -118,12 +118,11 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
     Raises Interrupted after a checkpoint when SIGINT or SIGTERM arrives.
     """
     began = time.monotonic()
+    _check_room(setup, Path(out))
     with closing(RunFolder(out, config.to_dict(setup.config), environment(setup, command), resume)) as folder:
         if (folder.path / "results.json").is_file():
             return metrics.load(folder.path)
         earlier = folder.state["seconds"]
-        if not folder.rows["tasks"] and cost.disk_bytes(setup)["runs"] > shutil.disk_usage(folder.path).free:
-            raise UserError(f"{folder.path}: the disk has not enough room for the run; --dry-run says how much it takes.")
         with _stop_signals() as stop:
             def save(**state):
                 folder.save(**state, seconds=earlier + time.monotonic() - began)
@@ -139,6 +138,14 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
                    "tasks": folder.rows["tasks"]}
         write_json(folder.path / "results.json", results)
         return results
+
+
+def _check_room(setup: Setup, out: Path):
+    """Better to say it now than in the middle of the stream."""
+    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    needed, free = cost.disk_bytes(setup)["runs"], shutil.disk_usage(there).free
+    if not (out / "config.yaml").is_file() and needed > free:
+        raise UserError(f"{out}: the run needs up to {needed / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free.")
 
 
 def _all_tasks(setup: Setup, folder: RunFolder, save, stop):
@@ -187,10 +194,11 @@ def _learn_and_judge(setup: Setup, task: Task, folder: RunFolder, progress: Prog
                  f"from {origin}")
     spent = flops.add(*(row["flops"] for row in _trials(folder, task)),
                       {"select": start["flops"], "predict": setup.predict_flops(task)})
+    undefined = {} if error is not None else {"reason": "the predictor's outputs on the test images are not all finite"}
     return {"index": task.index, "task": task.task, "name": task.name, "year": task.year, "occurrence": task.occurrence,
             "domain": task.domain, "kind": task.kind, "num_classes": task.num_classes,
             "num_train": len(setup.baseline.data(view)), "resolution": judged.meta["resolution"], "meta": task.meta,
-            "split": setup.reported, "error": error, "dev_error": chosen["error"], "source": start["source"],
+            "split": setup.reported, "error": error, **undefined, "dev_error": chosen["error"], "source": start["source"],
             "scores": {str(index): score for index, score in start["scores"].items()},
             "hyperparameters": chosen["hyperparameters"], "trials": trials, "flops": spent, "curve": chosen["curve"]}
 

@@ -43,30 +43,36 @@ class RunFolder:
     """`state` is the checkpoint's content: where the run is, and what the current task has so far."""
 
     def __init__(self, path: str | Path, config: dict, environment: dict, resume: bool):
-        """Open or make the folder. UserError if it holds a run and `resume` is off, or another config's run."""
+        """Open or make the folder. UserError if it holds a run and `resume` is off, or another config's run, or other files."""
         self.path = Path(path)
+        started = self.path / "config.yaml"
+        if started.is_file() and not resume:
+            raise UserError(f"{self.path} already holds a run: go on with --resume, or choose another folder with --out.")
+        if not started.is_file() and self.path.is_dir() and any(file.name not in EARLY_FILES for file in self.path.iterdir()):
+            raise UserError(f"{self.path} is not empty and holds no run: choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._only_one()
-        self.state = dict(NOTHING_DONE)
-        started = self.path / "config.yaml"
-        if started.is_file():
-            if not resume:
-                raise UserError(f"{self.path} already holds a run: go on with --resume, or choose another folder with --out.")
-            self._compare("config.yaml", _that_matters(read_yaml(started.read_text(encoding="utf-8"), str(started))),
-                          _that_matters(config))
-            before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-            self._compare("the data", before["data"], environment["data"])
-            if before["device"] != environment["device"]:
-                print(f"The run began on {before['device']} and goes on on {environment['device']}: "
-                      "its numbers will agree with an uninterrupted run to rounding only.")
-            self.state = self._load_checkpoint()
-        elif any(path.name not in EARLY_FILES for path in self.path.iterdir()):
-            raise UserError(f"{self.path} is not empty and holds no run: choose another folder with --out.")
-        else:
-            write_json(self.path / "environment.json", environment)
-            write_atomic(started, lambda file: file.write(write_yaml(config).encode()))
-        (self.path / "predictors").mkdir(exist_ok=True)
-        self.rows = {name: self._cut_rows(name, self.state["rows"][name]) for name in ROWS}
+        try:
+            self.state = self._go_on(started, config, environment) if started.is_file() else dict(NOTHING_DONE)
+            if not started.is_file():
+                write_json(self.path / "environment.json", environment)
+                write_atomic(started, lambda file: file.write(write_yaml(config).encode()))
+            (self.path / "predictors").mkdir(exist_ok=True)
+            self.rows = {name: self._cut_rows(name, self.state["rows"][name]) for name in ROWS}
+        except BaseException:
+            self.close()
+            raise
+
+    def _go_on(self, started: Path, config: dict, environment: dict) -> dict:
+        """The checkpoint of the run that is in the folder, if it's a run of this config on these data."""
+        self._compare("config.yaml", _that_matters(read_yaml(started.read_text(encoding="utf-8"), str(started))),
+                      _that_matters(config))
+        before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        self._compare("the data", before["data"], environment["data"])
+        if before["device"] != environment["device"]:
+            print(f"The run began on {before['device']} and goes on on {environment['device']}: "
+                  "its numbers will agree with an uninterrupted run to rounding only.")
+        return self._load_checkpoint()
 
     def _only_one(self):
         """An open file whose lock the system releases when this process ends, however it ends. UserError if it's taken."""
@@ -107,14 +113,17 @@ class RunFolder:
     def _cut_rows(self, name: str, count: int) -> list[dict]:
         """The first `count` rows of a row file, which is cut to them."""
         path = self.path / f"{name}.jsonl"
-        lines = path.read_bytes().split(b"\n")[:count] if path.is_file() else []
+        content = path.read_bytes() if path.is_file() else b""
+        lines = content.split(b"\n")[:count]
         if len(lines) < count:
             raise UserError(f"{path}: has fewer rows than the {count} of the checkpoint; start anew with another --out.")
         try:
             rows = [json.loads(line) for line in lines]
         except ValueError:
             raise UserError(f"{path}: a row is damaged; start anew with another --out.") from None
-        write_atomic(path, lambda file: file.writelines(line + b"\n" for line in lines))
+        kept = b"".join(line + b"\n" for line in lines)
+        if kept != content:
+            write_atomic(path, lambda file: file.write(kept))
         return rows
 
     def append(self, name: str, row: dict):

@@ -1,0 +1,262 @@
+import dataclasses
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import average_precision_score
+from sklearn.neighbors import KNeighborsClassifier
+
+from nevis_lite import baselines, config, data, fit, models, stream
+from nevis_lite.baselines import BASELINES, Past, View, choose, initial_model, knn_votes
+from nevis_lite.config import BaselineConfig, UserError
+from nevis_lite.data import Split
+from nevis_lite.datasets import SPLITS, DataSet
+from nevis_lite.search import random_search
+from nevis_lite.stream import Access
+
+CPU = torch.device("cpu")
+
+
+def settings(root="data", **select) -> config.Config:
+    return config.from_dict({"model": {"name": "resnet8", "image_size": 16}, "data": {"dir": str(root)}, "select": select})
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """Four tasks on the same 60 images a split: three classes that differ in brightness. With them their caches and root."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for split in SPLITS:
+        for number in range(60):
+            folder = root / "x" / split / f"c{number % 3}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 120, (8, 8, 3)) + 60 * (number % 3)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:02}.png")
+    found = stream.load([{"folder": str(root / "x"), "year": year} for year in (2000, 2001, 2002, 2003)]).tasks
+    cache = data.prepare(found[0].dataset, config.DataConfig(dir=str(root)))
+    return [dataclasses.replace(task, kind="single_label", num_classes=3) for task in found], cache, root
+
+
+def view_of(tasks, now=3, memory=(), **select) -> View:
+    found, cache, root = tasks
+    access = Access(now, lambda task, name: Split(cache, name, CPU))
+    return View(found[now], access, list(memory), settings(root, **select), CPU, backbone_flops=1000, num_features=64)
+
+
+def remember(tasks, index: int, folder, spoil: bool = False) -> Past:
+    """A stored predictor of random weights; a spoilt one tells no image from another."""
+    model = models.build("resnet8", 3, torch.Generator().manual_seed(100 + index))
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean += 0.01 * (index + 1)
+    if spoil:
+        model.backbone.conv1.weight.data.zero_()
+    torch.save({"state": model.state_dict()}, folder / f"{index}.pt")
+    return Past(index, tasks[0][index], 60, 0.5, folder / f"{index}.pt")
+
+
+def assert_same(a: dict, b: dict):
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- nearest neighbours
+
+
+@pytest.mark.parametrize("dimensions, offset", [(2, 0.0), (64, 0.0), (64, 1000.0)])
+def test_votes_are_those_of_sklearn(dimensions, offset):
+    rng = np.random.default_rng(0)
+    references, queries = (rng.normal(size=(count, dimensions)) + offset for count in (200, 1100))  # several parts of queries
+    labels = rng.integers(0, 7, 200)
+    references, queries = references.astype(np.float32), queries.astype(np.float32)
+    expected = KNeighborsClassifier(5).fit(references, labels).predict_proba(queries)
+    found = knn_votes(torch.from_numpy(references), torch.from_numpy(labels), torch.from_numpy(queries), 5, 7)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_votes_for_several_labels_are_those_of_sklearn():
+    rng = np.random.default_rng(0)
+    references, queries = rng.normal(size=(80, 4)), rng.normal(size=(50, 4))
+    labels = rng.integers(0, 2, (80, 6), dtype=np.uint8)
+    parts = KNeighborsClassifier(5).fit(references, labels).predict_proba(queries)
+    found = knn_votes(torch.from_numpy(references), torch.from_numpy(labels), torch.from_numpy(queries), 5, 6)
+    np.testing.assert_allclose(found, np.stack([part[:, 1] for part in parts], axis=1), atol=1e-12)
+
+
+def test_classes_that_no_reference_has_get_no_votes():
+    references = torch.tensor([[0.0], [1.0], [2.0]])
+    found = knn_votes(references, torch.tensor([3, 3, 1]), torch.tensor([[0.1]]), 2, 6)
+    assert found.tolist() == [[0, 0, 0, 1, 0, 0]]
+
+
+def test_fewer_references_than_neighbours_all_vote():
+    references, queries = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.0], [9.0]])
+    found = knn_votes(references, torch.tensor([0, 1, 1]), queries, 5, 2)
+    np.testing.assert_allclose(found, [[1 / 3, 2 / 3]] * 2)
+    assert knn_votes(references[:1], torch.tensor([1]), queries, 5, 2).tolist() == [[0, 1], [0, 1]]
+
+
+def test_one_neighbour_is_the_nearest():
+    references = torch.tensor([[0.0, 0.0], [3.0, 4.0], [10.0, 0.0]])
+    found = knn_votes(references, torch.tensor([0, 1, 2]), torch.tensor([[2.0, 3.0], [9.0, 1.0], [0.0, 1.0]]), 1, 3)
+    assert found.argmax(dim=1).tolist() == [1, 2, 0]
+
+
+# ---- choices
+
+
+@pytest.mark.parametrize("name, start", [("indep", baselines.start_random), ("ft-prev", baselines.start_previous),
+                                         ("ft-d", baselines.start_related)])
+def test_the_rows_of_table_4(name, start):
+    chosen = choose(BaselineConfig(name=name))
+    assert (chosen.label, chosen.start, chosen.data, chosen.search) == (name, start, baselines.data_current, random_search)
+
+
+def test_a_replaced_choice_shows_in_the_label():
+    chosen = choose(BaselineConfig(name="ft-d", start="previous", data="current"))
+    assert chosen.label == "ft-d, start=previous" and chosen.start is baselines.start_previous
+    assert choose(BaselineConfig(name="ft-d", start="related", search="random")).label == "ft-d"
+
+
+@pytest.mark.parametrize(
+    "chosen, words",
+    [
+        (BaselineConfig(name="ft_d"), "baseline.name: unknown baseline ft_d; did you mean ft-d"),
+        (BaselineConfig(name="zzz"), "known: " + ", ".join(BASELINES)),
+        (BaselineConfig(start="prev"), "baseline.start: unknown choice prev"),
+        (BaselineConfig(data="all"), "baseline.data: unknown choice all"),
+        (BaselineConfig(search="grid"), "baseline.search: unknown choice grid"),
+        (BaselineConfig(start=""), "baseline.start: unknown choice"),
+    ],
+)
+def test_unknown_names_are_user_errors(chosen, words):
+    with pytest.raises(UserError) as error:
+        choose(chosen)
+    assert words in str(error.value)
+
+
+# ---- where weights start
+
+
+def test_the_first_task_starts_from_random_weights(tasks):
+    view = view_of(tasks, now=0)
+    assert [start(view) for start in baselines.START.values()] == [None] * 3
+    assert view.flops == 0 and view.scores == {}
+
+
+def test_independent_and_previous(tasks, tmp_path):
+    view = view_of(tasks, memory=[remember(tasks, index, tmp_path) for index in range(3)])
+    assert baselines.start_random(view) is None and baselines.start_previous(view) == 2
+    assert view.flops == 0
+
+
+def test_related_is_the_best_nearest_neighbour_accuracy(tasks, tmp_path):
+    memory = [remember(tasks, index, tmp_path, spoil=index != 1) for index in range(3)]
+    view = view_of(tasks, memory=memory)
+    assert baselines.start_related(view) == 1
+    assert set(view.scores) == {0, 1, 2} and view.scores[1] > max(view.scores[0], view.scores[2])
+    train, dev = view.split("train"), view.split("dev")
+    backbone = memory[1].backbone(view.config, CPU)
+    features = [fit.predict(backbone, split, 16, view.config.fit).numpy() for split in (train, dev)]
+    expected = KNeighborsClassifier(5).fit(features[0], train.labels.numpy()).score(features[1], dev.labels.numpy())
+    assert view.scores[1] == pytest.approx(expected) and expected > 0.5
+
+
+def test_relatedness_of_several_labels_is_sklearns_map(tasks, tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "y").mkdir()
+    for split in SPLITS:
+        labels = rng.integers(0, 2, (50, 3))
+        images = rng.integers(0, 100, (50, 4, 4)) + 50 * labels[:, :1, None] + 100 * labels[:, 1:2, None]
+        for what, array in (("images", images), ("labels", labels)):
+            content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+            (tmp_path / "y" / f"{split}-{what}-idx{array.ndim}-ubyte").write_bytes(content)
+    cache = data.prepare(DataSet(key="y", name="Y", folder=tmp_path / "y"), config.DataConfig(dir=str(tmp_path)))
+    task = dataclasses.replace(tasks[0][3], kind="multi_label")
+    past = remember(tasks, 0, tmp_path)
+    view = dataclasses.replace(view_of((tasks[0][:3] + [task], cache, tmp_path)), memory=[past])
+    found = view.relatedness(past)
+    backbone = past.backbone(view.config, CPU)
+    features = [fit.predict(backbone, view.split(name), 16, view.config.fit) for name in ("train", "dev")]
+    parts = KNeighborsClassifier(5).fit(features[0], view.split("train").labels).predict_proba(features[1])
+    votes = np.stack([part[:, 1] for part in parts], axis=1)
+    assert found == pytest.approx(average_precision_score(view.split("dev").labels, votes, average="macro"))
+
+
+def test_of_equally_related_tasks_the_latest_is_chosen(tasks, tmp_path):
+    memory = [remember(tasks, index, tmp_path, spoil=True) for index in range(3)]
+    view = view_of(tasks, memory=memory)
+    assert baselines.start_related(view) == 2 and len(set(view.scores.values())) == 1
+
+
+def test_selection_is_charged_for_features_and_distances(tasks, tmp_path):
+    memory = [remember(tasks, index, tmp_path) for index in range(2)]
+    paid = view_of(tasks, memory=memory, max_train=50, max_dev=20)
+    baselines.start_related(paid)
+    assert paid.flops == 2 * ((50 + 20) * 1000 + 2 * 50 * 20 * 64)
+    dry = dataclasses.replace(view_of(tasks, memory=[dataclasses.replace(past, path=None) for past in memory],
+                                      max_train=50, max_dev=20), dry=True)
+    assert baselines.start_related(dry) is not None and dry.flops == paid.flops
+
+
+def test_subsets_are_fixed_random_and_no_larger_than_asked(tasks):
+    view = view_of(tasks, max_train=25, max_dev=100)
+    picks = view.subset("train")
+    assert len(picks) == 25 and (picks.diff() > 0).all() and picks.max() < 60
+    assert torch.equal(view_of(tasks, max_train=25).subset("train"), picks)  # the same for every candidate and run
+    assert not torch.equal(picks, torch.arange(25))
+    assert not torch.equal(view_of(tasks, now=2, max_train=25).subset("train"), picks)
+    assert not torch.equal(view_of(tasks, max_dev=25).subset("dev"), picks)
+    assert torch.equal(view.subset("dev"), torch.arange(60))
+
+
+# ---- initial weights
+
+
+def test_the_backbone_is_the_sources_and_the_head_is_fresh(tasks, tmp_path):
+    memory = [remember(tasks, index, tmp_path) for index in range(3)]
+    view = view_of(tasks, memory=memory)
+    stored = torch.load(tmp_path / "1.pt", weights_only=True)["state"]
+    model = initial_model(view, 1)
+    assert_same({f"backbone.{name}": value for name, value in model.backbone.state_dict().items()},
+                {name: value for name, value in stored.items() if name.startswith("backbone.")})  # statistics too
+    assert not torch.equal(model.head.weight, stored["head.weight"])
+    assert model.head.bias.abs().max() == 0 and 0 < model.head.weight.std() < 2 / 64**0.5
+    images = torch.rand(4, 3, 16, 16)
+    source = models.build("resnet8", 3)
+    source.load_state_dict(stored)
+    torch.testing.assert_close(model.eval().backbone(images), source.eval().backbone(images))
+
+
+@pytest.mark.parametrize("source", [None, 0, 2])
+def test_every_trial_starts_from_the_same_weights(tasks, tmp_path, source):
+    view = view_of(tasks, memory=[remember(tasks, index, tmp_path) for index in range(3)])
+    torch.manual_seed(0)
+    first = initial_model(view, source)
+    torch.manual_seed(1)
+    second = initial_model(view, source)
+    assert_same(first.state_dict(), second.state_dict())
+    first.head.weight.data.zero_()
+    first.backbone.conv1.weight.data.zero_()  # the trainings of two trials must not meet
+    assert second.head.weight.any() and second.backbone.conv1.weight.any()
+    assert initial_model(view, source).backbone.conv1.weight.any()
+
+
+def test_the_head_does_not_depend_on_the_source(tasks, tmp_path):
+    view = view_of(tasks, memory=[remember(tasks, index, tmp_path) for index in range(3)])
+    heads = [initial_model(view, source).head.state_dict() for source in (None, 0, 1)]
+    assert_same(heads[0], heads[1])
+    assert_same(heads[0], heads[2])
+
+
+def test_tasks_and_seeds_start_from_different_random_weights(tasks):
+    views = [view_of(tasks, now=0), view_of(tasks, now=1), view_of(tasks, now=0)]
+    views[2].config.seed = 1
+    weights = [initial_model(view, None).backbone.conv1.weight for view in views]
+    assert not any(torch.equal(weights[a], weights[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_an_independent_start_leaves_the_past_alone(tasks, tmp_path):
+    alone, together = view_of(tasks), view_of(tasks, memory=[remember(tasks, 0, tmp_path)])
+    assert_same(initial_model(alone, None).state_dict(), initial_model(together, None).state_dict())

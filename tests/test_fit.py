@@ -1,0 +1,376 @@
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sklearn.metrics import average_precision_score
+from torch import nn
+
+from nevis_lite import data, fit, models
+from nevis_lite.config import DataConfig, FitConfig, UserError
+from nevis_lite.data import EndlessStream, Split
+from nevis_lite.datasets import SPLITS, DataSet
+
+SIZE = 8
+CONFIG = FitConfig(steps=12, validate_every=4, max_warmup=0.25, warmup_epochs=1.0)
+HYPERPARAMETERS = {"lr": 0.02, "label_smoothing": 0.1}
+NEVER = float("nan")
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    """Train and dev of a task whose two classes are bright and dark noise, 30 and 21 images."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for split in SPLITS:
+        for number in range({"train": 30, "dev": 21}.get(split, 4)):
+            folder = root / "x" / split / f"c{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 140, (9, 9, 3)) + 90 * (number % 2)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:02}.png")
+    cache = data.prepare(DataSet(key="x", name="X", folder=root / "x"), DataConfig(dir=str(root)))
+    return [Split(cache, name, torch.device("cpu")) for name in ("train", "dev")]
+
+
+@pytest.fixture(scope="module")
+def many_labels(tmp_path_factory):
+    """Dev of a task of 40 images a split with three labels each."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "x").mkdir()
+    rng = np.random.default_rng(1)
+    for split in SPLITS:
+        images, labels = rng.integers(0, 256, (40, 3, 3, 3)), rng.integers(0, 2, (40, 3))
+        for what, array in (("images", images), ("labels", labels)):
+            content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+            (root / "x" / f"{split}-{what}-idx{array.ndim}-ubyte").write_bytes(content)
+    cache = data.prepare(DataSet(key="x", name="X", folder=root / "x"), DataConfig(dir=str(root)))
+    return Split(cache, "dev", torch.device("cpu"))
+
+
+def network(num_classes: int = 2) -> models.Classifier:
+    return models.build("resnet8", num_classes, torch.Generator().manual_seed(0))
+
+
+def batches(split: Split, batch: int = 16) -> EndlessStream:
+    return EndlessStream(split, batch, DataConfig(), SIZE, (0, 0, 0))
+
+
+def train(splits, model=None, hyperparameters=HYPERPARAMETERS, config=CONFIG, **options) -> fit.Trial:
+    return fit.train(model or network(), batches(splits[0]), splits[1], hyperparameters, config, **options)
+
+
+def assert_same_weights(a: dict, b: dict):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- rules
+
+
+@pytest.mark.parametrize(
+    "num_train, size",  # the edges of Eq. 4, and MNIST, CIFAR-10, SVHN, CelebA, ImageNet
+    [(1, 16), (6_400, 16), (12_799, 16), (12_800, 32), (25_599, 32), (25_600, 64), (51_199, 64), (51_200, 128), (102_399, 128),
+     (102_400, 256), (204_799, 256), (204_800, 512), (10_000_000, 512), (42_000, 64), (35_000, 64), (51_279, 128),
+     (130_216, 256), (1_153_050, 512)],
+)
+def test_batch_size_of_equation_4(num_train, size):
+    assert fit.batch_size(num_train, 512) == size
+
+
+def test_batch_size_has_an_upper_end():
+    assert [fit.batch_size(1_153_050, most) for most in (256, 32, 8)] == [256, 32, 8]
+
+
+def test_learning_rates_of_the_reference():
+    rates = {1: 2.61165e-5, 1000: 0.0261165, 3829: 0.1, 25_000: 0.056495, 49_999: 1.01e-8}
+    for step, rate in rates.items():
+        assert fit.learning_rate(step, 50_000, 3829, 0.1) == pytest.approx(rate, rel=1e-2 if step == 49_999 else 1e-5)
+
+
+def test_warmup_begins_at_zero_and_the_cosine_ends_above_it():
+    rates = [fit.learning_rate(step, 100, 20, 0.5) for step in range(101)]
+    assert rates[0] == 0 and rates[20] == 0.5 and rates[100] == pytest.approx(1e-8)
+    assert rates[:21] == sorted(rates[:21]) and rates[20:] == sorted(rates[20:], reverse=True)
+    assert rates[60] == pytest.approx(0.25)
+    assert fit.learning_rate(0, 100, 0, 0.5) == 0.5  # without warm-up
+
+
+@pytest.mark.parametrize(
+    "num_train, batch, config, steps",
+    [
+        (35_000, 64, FitConfig(), 3829),
+        (1_153_050, 512, FitConfig(), 15_771),
+        (1_153_050, 512, FitConfig(steps=10_000), 9_999),
+        (1_153_050, 512, FitConfig(max_warmup=0.1), 5_000),
+        (100, 16, FitConfig(steps=300, max_warmup=0.1), 30),
+        (32, 16, FitConfig(steps=300), 21),
+        (100, 16, FitConfig(warmup_epochs=0.5), 3),
+        (100, 16, FitConfig(warmup_epochs=0), 0),
+        (100, 16, FitConfig(max_warmup=0), 0),
+        (100, 16, FitConfig(steps=1), 0),
+    ],
+)
+def test_length_of_the_warmup(num_train, batch, config, steps):
+    assert fit.warmup_steps(config, num_train, batch) == steps
+
+
+def test_every_learning_rate_is_finite_when_warmup_meets_the_end():
+    for steps in range(1, 12):
+        config = FitConfig(steps=steps)
+        warmup = fit.warmup_steps(config, 1000, 16)
+        rates = [fit.learning_rate(step, steps, warmup, 0.1) for step in range(steps)]
+        assert all(math.isfinite(rate) and 0 <= rate <= 0.1 for rate in rates)
+
+
+@pytest.mark.parametrize("steps, every, expected", [(10, 5, [0, 5, 10]), (9, 4, [0, 4, 8, 9]), (3, 9, [0, 3]), (1, 1, [0, 1])])
+def test_dev_is_evaluated_at_the_start_regularly_and_at_the_end(steps, every, expected):
+    assert fit.validation_steps(FitConfig(steps=steps, validate_every=every)) == expected
+
+
+def test_the_reference_evaluates_51_times():
+    assert len(fit.validation_steps(FitConfig())) == 51
+
+
+@pytest.mark.parametrize("name", ["banana", "cuda:99", ""])
+def test_a_device_that_is_not_there_is_a_user_error(name):
+    with pytest.raises(UserError, match=f"device={name}"):
+        fit.pick_device(name)
+
+
+def test_devices():
+    assert fit.pick_device("cpu").type == "cpu"
+    assert fit.pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+# ---- loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.15, 0.3, 1.0])
+def test_smoothed_cross_entropy_by_hand(smoothing):
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(6, 4)) * 3, rng.integers(0, 4, 6)
+    log_shares = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    targets = np.full((6, 4), smoothing / 4)
+    targets[np.arange(6), labels] += 1 - smoothing
+    expected = -(targets * log_shares).sum(axis=1).mean()
+    found = fit.loss_function("single_label", torch.tensor(logits), torch.tensor(labels), smoothing)
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.15, 0.3, 1.0])
+def test_smoothed_binary_cross_entropy_by_hand(smoothing):
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(6, 4)) * 3, rng.integers(0, 2, (6, 4), dtype=np.uint8)
+    shares = 1 / (1 + np.exp(-logits))
+    targets = labels * (1 - smoothing) + smoothing / 2
+    expected = -(targets * np.log(shares) + (1 - targets) * np.log(1 - shares)).mean()  # over images and labels
+    found = fit.loss_function("multi_label", torch.tensor(logits, dtype=torch.float32), torch.tensor(labels), smoothing)
+    assert found.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_only_weights_of_layers_decay():
+    groups = fit.start(network(), FitConfig(weight_decay=0.03)).optimizer.param_groups
+    model = network()
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert [group["weight_decay"] for group in groups] == [0.03, 0.0]
+    assert [len(group["params"]) for group in groups] == [len(layers), 2 * len(norms) + 1]  # the head has the one bias
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    assert all(group["momentum"] == 0.9 and group["nesterov"] and group["dampening"] == 0 for group in groups)
+
+
+def test_updates_are_nesterov_with_coupled_decay_on_the_schedule(splits):
+    """Against the recurrence written out: g += wd w, v = 0.9 v + g, w -= lr (g + 0.9 v)."""
+    model, shadow = network(), network()
+    trial = fit.start(model, CONFIG)
+    stream = batches(splits[0])
+    velocity = {}
+    for step in range(6):
+        fit.update(trial, stream, HYPERPARAMETERS, CONFIG)
+        shadow.train()
+        images, labels = stream(step)
+        F.cross_entropy(shadow(images), labels, label_smoothing=0.1).backward()
+        rate = fit.learning_rate(step, 12, 2, 0.02)  # 30 // 16 + 1 = 2 steps are an epoch
+        with torch.no_grad():
+            for name, weight in shadow.named_parameters():
+                gradient = weight.grad + (1e-4 * weight if weight.ndim > 1 else 0)
+                velocity[name] = gradient if step == 0 else 0.9 * velocity[name] + gradient
+                weight -= rate * (gradient + 0.9 * velocity[name])
+                weight.grad = None
+        for (name, weight), expected in zip(model.named_parameters(), shadow.parameters(), strict=True):
+            torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-6, msg=name)
+    assert trial.step == 6
+
+
+def test_the_first_update_of_a_warmup_moves_no_weight_but_the_statistics(splits):
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fit.update(fit.start(model, CONFIG), batches(splits[0]), HYPERPARAMETERS, CONFIG)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) != ("running" in name or "tracked" in name)
+
+
+# ---- evaluation
+
+
+def test_error_is_that_of_each_image_alone(splits):
+    dev, model = splits[1], network().eval()
+    model.head.bias.data = torch.tensor([0.0, 0.3])
+    with torch.no_grad():
+        scores = torch.stack([model(images)[0] for images in dev.batches(SIZE, 1)])
+    wrong = (scores.argmax(dim=1) != dev.labels).float().mean().item()
+    assert fit.evaluate(model, dev, SIZE, CONFIG) == pytest.approx(wrong) and 0 < wrong < 1
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 20, 21, 1000])
+def test_the_size_of_evaluation_batches_does_not_matter(splits, many_labels, monkeypatch, batch):
+    trained = network()
+    train(splits, trained)
+    models_and_splits = [(trained, splits[1]), (network(3), many_labels)]
+    expected = [(fit.evaluate(*pair, SIZE, CONFIG), fit.predict(*pair, SIZE, CONFIG)) for pair in models_and_splits]
+    monkeypatch.setattr(fit, "EVALUATION_BATCH", batch)
+    for pair, (error, outputs) in zip(models_and_splits, expected, strict=True):
+        assert fit.evaluate(*pair, SIZE, CONFIG) == pytest.approx(error, abs=1e-9)
+        torch.testing.assert_close(fit.predict(*pair, SIZE, CONFIG), outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_error_of_several_labels_is_one_minus_sklearns_map(many_labels):
+    model = network(3)
+    scores = fit.predict(model, many_labels, SIZE, CONFIG)
+    expected = 1 - average_precision_score(many_labels.labels.numpy(), scores.numpy(), average="macro")
+    assert fit.evaluate(model, many_labels, SIZE, CONFIG) == pytest.approx(expected, abs=1e-12)
+
+
+def test_evaluating_changes_nothing(splits):
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fit.evaluate(model, splits[1], SIZE, CONFIG)
+    assert_same_weights(model.state_dict(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_outputs_that_are_not_finite_have_no_error(splits):
+    model = network()
+    model.head.bias.data[1] = NEVER
+    assert fit.evaluate(model, splits[1], SIZE, CONFIG) is None
+
+
+def test_predictions_of_picks_come_in_their_order(splits):
+    model = network()
+    everything = fit.predict(model, splits[1], SIZE, CONFIG)
+    some = fit.predict(model, splits[1], SIZE, CONFIG, torch.tensor([4, 0, 9]))
+    torch.testing.assert_close(some, everything[[4, 0, 9]], rtol=1e-4, atol=1e-5)
+
+
+# ---- a trial
+
+
+def test_a_trial_learns_and_records_its_curve(splits):
+    trial = train(splits, config=FitConfig(steps=60, validate_every=20, warmup_epochs=1.0))
+    assert [step for step, _ in trial.curve] == [0, 20, 40, 60]
+    assert trial.step == 60 and not trial.failed and trial.best_error < 0.2
+    assert math.isfinite(trial.loss) and 0 < trial.loss < math.log(2)
+
+
+def test_the_weights_kept_are_the_best_on_dev_and_the_earliest_of_equals(splits):
+    kept, model = [], network()
+    config = FitConfig(steps=12, validate_every=1, warmup_epochs=0.0)
+
+    def copy(trial):
+        kept.append({name: value.clone() for name, value in model.state_dict().items()})
+        if trial.step >= 8:
+            model.head.bias.data[0] = 1e4  # from here on it always answers with the first class
+
+    trial = train(splits, model, {"lr": 0.02, "label_smoothing": 0.0}, config, on_step=copy)
+    errors = [error for _, error in trial.curve]
+    best = errors.index(min(errors))
+    assert 0 < best <= 8 and errors[-1] == pytest.approx(10 / 21)
+    assert (trial.best_error, trial.best_step) == (min(errors), best)
+    assert_same_weights(trial.best_state, kept[best - 1])
+    again = network()
+    again.load_state_dict(trial.best_state)
+    assert fit.evaluate(again, splits[1], SIZE, config) == trial.best_error
+
+
+def test_on_step_is_called_after_each_update(splits):
+    steps = []
+    train(splits, on_step=lambda trial: steps.append(trial.step))
+    assert steps == list(range(1, 13))
+
+
+def test_two_trainings_are_the_same_to_the_last_bit(splits):
+    torch.manual_seed(1)
+    first = train(splits)
+    torch.manual_seed(2)
+    second = train(splits)
+    assert first.curve == second.curve and first.loss == second.loss
+    assert_same_weights(first.model.state_dict(), second.model.state_dict())
+
+
+@pytest.mark.parametrize("lr", [1e30, 3e38])
+def test_a_trial_that_diverges_fails_without_an_error(splits, lr):
+    trial = train(splits, hyperparameters={"lr": lr, "label_smoothing": 0.0})
+    assert trial.failed and trial.step < 12 and trial.curve[-1] == [trial.step, None]
+    assert all(torch.isfinite(value).all() for value in trial.best_state.values() if value.is_floating_point())
+
+
+def test_weights_that_are_not_numbers_fail_at_once(splits):
+    model = network()
+    next(model.parameters()).data.fill_(NEVER)
+    trial = train(splits, model)
+    assert trial.failed and trial.step == 0 and trial.curve == [[0, None]] and trial.best_state is None
+
+
+def test_a_loss_that_is_not_finite_fails_though_outputs_are(splits):
+    def poison(running: fit.Trial):
+        if running.step == 2:
+            running.loss_sum = running.loss_sum + NEVER
+
+    trial = train(splits, on_step=poison)
+    assert trial.failed and trial.step == 4 and trial.best_step == 0
+
+
+# ---- stopping and going on
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 5, 8, 11, 12])
+def test_a_stopped_trial_goes_on_to_the_same_weights_and_curve(splits, tmp_path, stop):
+    expected = train(splits)
+
+    def save_and_stop(trial):
+        if trial.step == stop:
+            torch.save(trial.snapshot(), tmp_path / "snapshot.pt")
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(splits, on_step=save_and_stop)
+    snapshot = torch.load(tmp_path / "snapshot.pt", weights_only=True)
+    other = models.build("resnet8", 2, torch.Generator().manual_seed(9))  # its weights are to be replaced
+    trial = train(splits, other, snapshot=snapshot)
+    assert trial.curve == expected.curve and trial.step == 12
+    for name in ("best_error", "best_step", "loss", "failed"):
+        assert getattr(trial, name) == getattr(expected, name)
+    assert_same_weights(trial.model.state_dict(), expected.model.state_dict())
+    assert_same_weights(trial.best_state, expected.best_state)
+
+
+def test_a_failed_trial_stays_failed(splits, tmp_path):
+    trial = train(splits, hyperparameters={"lr": 1e30, "label_smoothing": 0.0})
+    torch.save(trial.snapshot(), tmp_path / "snapshot.pt")
+    again = train(splits, snapshot=torch.load(tmp_path / "snapshot.pt", weights_only=True))
+    assert again.failed and again.step == trial.step and again.curve == trial.curve
+
+
+def test_a_snapshot_is_no_larger_than_weights_momentum_and_the_best(splits, tmp_path):
+    trial = train(splits)
+    torch.save(trial.snapshot(), tmp_path / "snapshot.pt")
+    parameters = sum(value.nbytes for value in trial.model.state_dict().values())
+    assert Path(tmp_path / "snapshot.pt").stat().st_size < 3 * parameters + 100_000

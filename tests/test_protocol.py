@@ -1,0 +1,373 @@
+"""Who sees what and when, where a task's weights come from, and whether the ledger is that of the work done."""
+
+import os
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from nevis_lite import baselines, config, cost, data, metrics, models, protocol, stream, train
+from nevis_lite.config import UserError
+
+TRIALS = 2
+
+
+def set_up(settings):
+    return protocol.set_up(config.from_dict(settings))
+
+
+@pytest.fixture(scope="module")
+def opened():
+    """(path, mode) of every file that this process opens from now on; a hook stays for good, so it's made once."""
+    log = []
+
+    def hook(event, arguments):
+        if event == "open" and isinstance(arguments[0], str):
+            log.append((arguments[0], arguments[1]))
+
+    sys.addaudithook(hook)
+    return log
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a learner may see
+
+
+@pytest.mark.parametrize("reach", [
+    lambda view: view.split("test"),
+    lambda view: view.split("dev_test"),
+    lambda view: view.split("test", 0),
+    lambda view: view.split("../test"),
+    lambda view: view.split("train", view.task.index + 1),
+    lambda view: view.split("dev", -1),
+    lambda view: view.access.split("test"),
+], ids=["test", "dev_test", "test of an earlier task", "a path", "a later task", "a task from behind", "by access"])
+def test_a_learner_that_reaches_too_far_is_stopped(settings, tmp_path, monkeypatch, reach):
+    monkeypatch.setitem(baselines.START, "reaching", lambda view: None if view.dry else reach(view))
+    with pytest.raises(stream.ProtocolError):
+        train.run(settings(baseline={"name": "ft-d", "start": "reaching"}), tmp_path / "run")
+    assert not (tmp_path / "run" / "trials.jsonl").read_text()
+
+
+def test_the_data_choice_cannot_reach_test_either(settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(baselines.DATA, "reaching", lambda view: view.split("test"))
+    with pytest.raises(stream.ProtocolError):
+        train.run(settings(baseline={"name": "indep", "data": "reaching"}), tmp_path / "run")
+
+
+def test_a_learner_sees_train_and_dev_of_all_tasks_so_far(settings, tmp_path, monkeypatch):
+    seen = []
+
+    def start(view):
+        if not view.dry:
+            seen.append([len(view.split(name, task)) for task in range(view.task.index + 1) for name in ("train", "dev")])
+            assert [past.index for past in view.memory] == list(range(view.task.index))
+
+    monkeypatch.setitem(baselines.START, "looking", start)
+    short = {"fit": {"steps": 1}, "search": {"trials": 1}}
+    train.run(settings(baseline={"name": "indep", "start": "looking"}, **short), tmp_path / "run")
+    sizes = [1000, 300, 1000, 300, 797, 239, 200, 200]
+    assert seen == [sizes[:2], sizes[:4], sizes[:6], sizes]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# When files are opened
+
+
+def position(opened, ending, mode="r", count=1):
+    """Where in the log a file with this ending was opened for the count-th time."""
+    return [i for i, (path, used) in enumerate(opened) if path.endswith(ending) and used and used[0] == mode][count - 1]
+
+
+def test_test_files_are_opened_after_the_predictor_is_chosen_and_only_then(finished, settings, opened, tmp_path):
+    finished("ft-d")  # the pixel cache is warm
+    opened.clear()
+    setup = set_up(settings())
+    protocol.run(setup, tmp_path / "run")
+    for task in setup.tasks:
+        folder = setup.folders[task.index].name
+        chosen = position(opened, f"{task.index:03d}.pt.part", "w")
+        judged = position(opened, "tasks.jsonl", "a", task.index + 1)
+        assert position(opened, "trials.jsonl", "a", TRIALS * (task.index + 1)) < chosen
+        for name in ("test.labels.npy", "test.pixels", "test.index.npy"):
+            times = [i for i, (path, _) in enumerate(opened) if path.endswith(f"{folder}/{name}")]
+            assert times and chosen < min(times) and max(times) < judged
+    sources = ("dev_test.", "sat.tst", "/test-", "/t10k-")
+    assert not [path for path, _ in opened if any(part in path for part in sources)]
+
+
+def test_phase_meta_train_opens_no_test_file(finished, settings, opened, read_run, tmp_path):
+    finished("ft-d")
+    opened.clear()
+    train.run(settings(phase="meta_train"), tmp_path / "run")
+    paths = [path for path, _ in opened]
+    assert any(path.endswith("dev_test.pixels") for path in paths)
+    assert not [path for path in paths if any(part in path for part in ("/test.", "sat.tst", "/test-", "/t10k-"))]
+    results = read_run(tmp_path / "run").results
+    assert [(row["task"], row["split"], row["meta"]) for row in results["tasks"]] == [
+        ("demo_landsat", "dev_test", "train"), ("demo_mnist", "dev_test", "train")]
+    assert results["error"] == results["error_all"] == np.mean([row["error"] for row in results["tasks"]])
+
+
+def test_the_phase_changes_what_is_reported_and_nothing_that_is_learned(settings, finished, read_run, tmp_path):
+    train.run(settings(phase="meta_train"), tmp_path / "run")
+    meta_train, meta_test = read_run(tmp_path / "run"), read_run(finished("ft-d"))
+    assert meta_train.trials == meta_test.trials[:2 * TRIALS]
+    assert [row["error"] for row in meta_train.tasks] != [row["error"] for row in meta_test.tasks[:2]]
+
+
+def test_dry_run_opens_no_test_file(finished, settings, opened):
+    finished("ft-d")
+    opened.clear()
+    cost.table(set_up(settings()))
+    assert not [path for path, _ in opened if "/test." in path or "dev_test." in path]
+
+
+def test_poisoned_test_labels_change_errors_and_nothing_else(finished, settings, data_dir, read_run, tmp_path):
+    clean = read_run(finished("ft-d"))
+    poisoned = shutil.copytree(data_dir, tmp_path / "data")
+    for path in poisoned.rglob("test.labels.npy"):
+        np.save(path, np.roll(np.load(path), 1, axis=0))
+    train.run(settings(data={"dir": str(poisoned)}), tmp_path / "run")
+    other = read_run(tmp_path / "run")
+    assert other.trials == clean.trials
+    for name, predictor in clean.predictors.items():
+        assert all(torch.equal(value, other.predictors[name]["state"][key]) for key, value in predictor["state"].items())
+    for row, row_2 in zip(clean.tasks, other.tasks, strict=True):
+        assert row.pop("error") != row_2.pop("error")
+        assert row == row_2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where weights come from
+
+
+def test_indep_starts_from_scratch_everywhere(finished, read_run):
+    assert [row["source"] for row in read_run(finished("indep")).tasks] == [None] * 4
+
+
+def test_ft_prev_starts_from_the_task_before(finished, read_run):
+    assert [row["source"] for row in read_run(finished("ft-prev")).tasks] == [None, 0, 1, 2]
+
+
+def test_ft_d_scores_all_earlier_tasks_and_starts_from_the_best(finished, read_run):
+    rows = read_run(finished("ft-d")).tasks
+    assert rows[0]["source"] is None and rows[0]["flops"]["select"] == 0
+    for row in rows[1:]:
+        assert list(row["scores"]) == [str(index) for index in range(row["index"])]
+        best = max(row["scores"].values())
+        assert row["source"] == max(int(index) for index, score in row["scores"].items() if score == best)
+        assert row["flops"]["select"] > 0
+
+
+def test_all_baselines_try_the_same_hyperparameters(finished, read_run):
+    one, two, three = ([row["hyperparameters"] for row in read_run(finished(name)).trials]
+                       for name in ("indep", "ft-prev", "ft-d"))
+    assert one == two == three and len({row["lr"] for row in one}) == 4 * TRIALS
+
+
+def test_a_start_has_the_weights_and_statistics_of_its_source_and_a_new_head(finished, settings, read_run):
+    out = finished("ft-prev")
+    setup, predictors = set_up(settings(baseline="ft-prev")), read_run(out).predictors
+    memory = [baselines.Past(i, setup.tasks[i], 1, 0.5, out / "predictors" / f"{i:03d}.pt") for i in range(2)]
+    view = setup.view(setup.tasks[2], memory)
+    source = setup.baseline.start(view)
+    model = baselines.initial_model(view, source).state_dict()
+    for key, value in predictors["001.pt"]["state"].items():
+        if key.startswith("backbone."):
+            assert torch.equal(model[key], value), key
+    assert "backbone.bn1.running_mean" in model and model["backbone.bn1.running_mean"].any()
+    assert model["head.weight"].shape == (8, 64) and not model["head.bias"].any()
+
+
+def test_a_repeated_data_set_is_two_tasks_with_two_heads(settings, read_run, tmp_path):
+    twice = [{"task": "demo_mnist", "year": 2004}, {"task": "demo_landsat", "year": 2005}, {"task": "demo_mnist", "year": 2020}]
+    train.run(settings(stream=twice, baseline="ft-prev"), tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    facts = [(row["index"], row["task"], row["occurrence"], row["year"], row["meta"], row["source"]) for row in run.tasks]
+    assert facts == [(0, "demo_mnist", 1, 2004, "train", None), (1, "demo_landsat", 1, 2005, "train", 0),
+                     (2, "demo_mnist", 2, 2020, "test", 1)]
+    first, second = run.predictors["000.pt"]["state"], run.predictors["002.pt"]["state"]
+    assert first["head.weight"].shape == second["head.weight"].shape
+    assert not torch.equal(first["head.weight"], second["head.weight"])
+    assert run.tasks[0]["hyperparameters"] != run.tasks[2]["hyperparameters"]
+    assert run.results["error"] == run.tasks[2]["error"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results and the ledger
+
+
+@pytest.mark.parametrize("baseline", ["indep", "ft-prev", "ft-d"])
+def test_the_plan_is_the_ledger_of_the_run(finished, settings, read_run, baseline):
+    planned, rows = cost.plan(set_up(settings(baseline=baseline))), read_run(finished(baseline)).tasks
+    assert [row["flops"] for row in planned] == [row["flops"] for row in rows]
+    assert [row["num_train"] for row in planned] == [row["num_train"] for row in rows] == [1000, 1000, 797, 200]
+
+
+def test_results_add_up(finished, read_run):
+    run = read_run(finished("ft-d"))
+    results, rows = run.results, run.results["tasks"]
+    assert rows == run.tasks and len(run.trials) == 4 * TRIALS
+    assert [row["meta"] for row in rows] == ["train", "train", "test", "test"]
+    assert results["error"] == pytest.approx((rows[2]["error"] + rows[3]["error"]) / 2, abs=1e-12)
+    assert results["error_all"] == pytest.approx(sum(row["error"] for row in rows) / 4, abs=1e-12)
+    for row in rows:
+        for phase in ("train", "validate"):
+            assert row["flops"][phase] == sum(t["flops"][phase] for t in run.trials if t["task"] == row["index"])
+    assert results["cflop_paper"] == sum(trial["flops"]["train"] for trial in run.trials)
+    assert results["cflop"] == (sum(sum(trial["flops"].values()) for trial in run.trials)
+                                + sum(row["flops"]["select"] + row["flops"]["predict"] for row in rows))
+
+
+def test_the_ledger_by_hand(finished, read_run):
+    """Landsat: batches of 16, 8 steps, 300 dev images at steps 0, 3, 6, 8, 600 test images, one linear layer of 64 x 7."""
+    backbone, head = models.build("resnet8"), 2 * 64 * 7
+    multiply_adds = 0
+
+    def count(layer, inputs, output):
+        nonlocal multiply_adds
+        multiply_adds += output[0].numel() * layer.weight[0].numel()
+
+    convolutions = [layer for layer in backbone.modules() if isinstance(layer, torch.nn.Conv2d)]
+    for layer in convolutions:
+        layer.register_forward_hook(count)
+    with torch.no_grad():
+        backbone.eval()(torch.zeros(1, 3, 16, 16))
+    forward, stem = 2 * multiply_adds, 2 * 8 * 8 * 16 * 27  # the stem's output is 16 x 8 x 8
+    ledger = read_run(finished("ft-d")).tasks[0]["flops"]
+    assert ledger == {"train": TRIALS * 8 * 16 * (3 * (forward + head) - stem), "select": 0,
+                      "validate": TRIALS * 4 * 300 * (forward + head), "predict": 600 * (forward + head)}
+    selection = read_run(finished("ft-d")).tasks[2]["flops"]["select"]
+    assert selection == 2 * (160 * forward + 2 * 100 * 60 * 64)  # two candidates, 100 train and 60 dev images
+
+
+def test_results_have_the_documented_fields(finished, read_run):
+    results = read_run(finished("ft-d")).results  # which fails at a NaN
+    assert {"name", "stream", "phase", "baseline", "seed", "partial", "error", "error_all", "cflop", "cflop_paper", "device",
+            "tasks"} == results.keys()
+    facts = ("name", "stream", "phase", "baseline", "seed", "partial")
+    assert [results[key] for key in facts] == ["run", "tiny", "meta_test", "ft-d", 0, []]
+    for row in results["tasks"]:
+        assert {"index", "task", "year", "occurrence", "domain", "kind", "num_classes", "num_train", "resolution", "meta",
+                "split", "error", "source", "hyperparameters", "trials", "flops", "curve"} <= row.keys()
+        assert row["flops"].keys() == {"train", "validate", "select", "predict"}
+        assert row["hyperparameters"].keys() == {"lr", "label_smoothing"} and row["trials"] == TRIALS
+        assert [step for step, _ in row["curve"]] == [0, 3, 6, 8] and row["split"] == "test"
+    assert [row["kind"] for row in results["tasks"]] == ["single_label", "single_label", "multi_label", "single_label"]
+    assert [row["num_classes"] for row in results["tasks"]] == [7, 10, 8, 20]
+
+
+def test_the_best_trial_on_dev_is_the_task_s_result(finished, read_run):
+    run = read_run(finished("ft-d"))
+    for row in run.tasks:
+        trials = [trial for trial in run.trials if trial["task"] == row["index"]]
+        best = min(trials, key=lambda trial: (trial["error"], trial["trial"]))
+        assert (row["dev_error"], row["hyperparameters"], row["curve"]) == (
+            best["error"], best["hyperparameters"], best["curve"])
+        assert best["error"] == min(error for _, error in best["curve"])
+
+
+def test_a_predictor_file_reproduces_the_error_of_its_task(finished, settings, read_run):
+    run, setup = read_run(finished("ft-d")), set_up(settings())
+    for row, predictor in zip(run.tasks, run.predictors.values(), strict=True):
+        model = models.build(predictor["model"], predictor["num_classes"])
+        model.load_state_dict(predictor["state"])
+        split = data.Split(setup.folders[row["index"]], "test", torch.device("cpu"))
+        with torch.no_grad():
+            scores = torch.cat([model.eval()(images) for images in split.batches(predictor["image_size"], 100)])
+        if row["kind"] == "single_label":
+            error = (scores.argmax(1) != split.labels).double().mean().item()
+        else:
+            error = 1 - metrics.mean_average_precision(scores.numpy(), split.labels.numpy())[0]
+        assert error == pytest.approx(row["error"], abs=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Trials that diverge
+
+
+def absurd_then_sane(settings, seed, task, trial, history):
+    return {"lr": (1e30, 0.01)[trial], "label_smoothing": 0.0}
+
+
+def test_a_failed_trial_is_charged_and_never_wins(settings, read_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(baselines.SEARCH, "absurd", absurd_then_sane)
+    train.run(settings(baseline={"name": "indep", "search": "absurd"}), tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert [trial["status"] for trial in run.trials] == ["failed", "done"] * 4
+    for row, failed, sane in zip(run.tasks, run.trials[::2], run.trials[1::2], strict=True):
+        assert failed["error"] is None and failed["flops"]["train"] > 0 and failed["steps"] < 8
+        assert row["hyperparameters"]["lr"] == 0.01 and row["dev_error"] == sane["error"]
+        for phase in ("train", "validate"):
+            assert row["flops"][phase] == failed["flops"][phase] + sane["flops"][phase]
+            assert failed["flops"][phase] * (8 if phase == "train" else 4) == sane["flops"][phase] * (
+                failed["steps"] if phase == "train" else len(failed["curve"]))
+
+
+def test_stopped_in_every_trial_a_run_with_failures_ends_the_same(settings, assert_same, tmp_path, monkeypatch):
+    calls = []
+
+    def signalling(*arguments):
+        calls.append(arguments)
+        if len(calls) % 2:  # in the first step of a trial, and not where that trial goes on
+            os.kill(os.getpid(), signal.SIGINT)
+        return absurd_then_sane(*arguments)
+
+    tasks = settings(stream={"tasks": settings()["stream"]["tasks"][:2]})
+    monkeypatch.setitem(baselines.SEARCH, "random", absurd_then_sane)
+    train.run(tasks, tmp_path / "a" / "run")
+    monkeypatch.setitem(baselines.SEARCH, "random", signalling)
+    for _ in range(2 * TRIALS):
+        with pytest.raises(protocol.Interrupted):
+            train.run(tasks, tmp_path / "b" / "run", resume=True)
+    train.run(tasks, tmp_path / "b" / "run", resume=True)
+    assert_same(tmp_path / "b" / "run", tmp_path / "a" / "run")
+
+
+def test_when_all_trials_fail_the_run_ends_with_one_sentence(config_file, settings, tmp_path, capsys):
+    absurd = {"lr": [1e8, 1e9]}
+    command = ["--config", config_file(search=absurd), "--out", str(tmp_path / "run")]
+    for _ in range(2):
+        assert train.main(command) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "diverged" in error and "search.lr" in error
+        command.append("--resume")
+    assert len((tmp_path / "run" / "trials.jsonl").read_text().splitlines()) == TRIALS
+    with pytest.raises(UserError, match="search.lr was"):
+        train.run(settings(), tmp_path / "run", resume=True)
+
+
+def test_a_refusal_leaves_no_lock_behind(settings, tmp_path):
+    train.run(settings(fit={"steps": 1}), tmp_path / "run")
+    try:
+        train.run(settings(), tmp_path / "run", resume=True)
+    except UserError as error:
+        kept = error
+    train.run(settings(fit={"steps": 1}), tmp_path / "run", resume=True)
+    assert kept
+
+
+def test_a_refused_folder_gets_no_file(settings, tmp_path):
+    (tmp_path / "thesis.tex").write_text("hello")
+    with pytest.raises(UserError):
+        train.run(settings(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_read_only_finished_run_prints_its_table(settings, tmp_path):
+    train.run(settings(fit={"steps": 1}), tmp_path / "run")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir() if path.name != "lock"}
+    train.run(settings(fit={"steps": 1}), tmp_path / "run", resume=True)
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir() if path.name != "lock"}
+
+
+def test_no_run_is_left_when_the_disk_is_too_small(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(protocol.cost, "disk_bytes", lambda setup: {"runs": 1 << 60, "caches": 0})
+    with pytest.raises(UserError, match="are free"):
+        train.run(settings(fit={"steps": 1}), tmp_path / "run")
+    monkeypatch.undo()
+    train.run(settings(fit={"steps": 1}), tmp_path / "run")
