@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 import types
 import typing
@@ -127,14 +128,14 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|fa
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"), list("-+.0123456789"))
+    re.compile(r"^[-+]?(?:(?:0|[1-9][0-9_]*)?\.[0-9]+|(?:0|[1-9][0-9_]*)\.?)(?:[eE][-+]?[0-9]+)?$"), list("-+.0123456789"))
 
 
 def read_yaml(text: str, where: str):
     """Parse YAML text; UserError naming `where` and the line when it is not YAML."""
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError) as error:  # the last two: from explicit tags
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
@@ -154,7 +155,7 @@ def write_yaml(content: dict) -> str:
 def find_config(name: str) -> Path:
     """`name` as a path, else in `configs/`, with or without `.yaml`; UserError with the nearest name otherwise."""
     for path in (Path(name), CONFIGS / name, CONFIGS / f"{name}.yaml"):
-        if path.is_file():
+        if os.path.isfile(path):  # unlike Path's own, no error for a name that no file can have
             return path
     known = sorted(path.name for path in CONFIGS.glob("*.yaml"))
     raise UserError(f"--config {name}: no such file here or in {CONFIGS}{nearest(name, known)}.")
@@ -195,11 +196,11 @@ def to_dict(config: Config) -> dict:
     return plain
 
 
-def nearest(name: str, known: typing.Iterable[str]) -> str:
+def nearest(name: str, known: typing.Iterable[str], prefix: str = "") -> str:
     """'; did you mean x' when something is close, else '; known: ...', to end an error message with."""
     known = list(known)
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}" if close else f"; known: {', '.join(known)}"
+    return f"; did you mean {prefix}{close[0]}" if close else f"; known: {', '.join(prefix + word for word in known)}"
 
 
 def _fill(target, content, where: str, prefix: str):
@@ -210,10 +211,11 @@ def _fill(target, content, where: str, prefix: str):
     fields = {item.name: item for item in dataclasses.fields(target)}
     for key, value in content.items():
         if key not in fields:
-            close = nearest(f"{prefix}{key}", [prefix + name for name in fields])
-            raise UserError(f"{where}: unknown key {prefix}{key}{close}.")
+            raise UserError(f"{where}: unknown key {prefix}{key}{nearest(key, fields, prefix)}.")
         current = getattr(target, key)
         if dataclasses.is_dataclass(current):
+            if value is None:  # a section's name with nothing under it
+                continue
             if isinstance(value, str):  # `baseline: ft-d` is short for `baseline: {name: ft-d}`
                 value = {"name": value, "tasks": []} if key == "stream" else {"name": value}
             elif isinstance(value, list) and key == "stream":  # `stream: [...]` is short for `stream: {tasks: [...]}`

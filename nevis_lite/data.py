@@ -84,8 +84,8 @@ def prepare(dataset: DataSet, config: DataConfig) -> Path:
                 "sha256": content.hexdigest()}
         (building / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
         os.chmod(building, 0o755)  # mkdtemp's folders are private
-        for old in root.glob(prefix + "*"):
-            if old != folder:
+        for old in root.iterdir():
+            if old.name.startswith(prefix) and old != folder:
                 shutil.rmtree(old, ignore_errors=True)
         try:
             building.rename(folder)
@@ -103,7 +103,7 @@ def _fingerprint(dataset: DataSet) -> str:
     """Changes when a source file, the entry or the cache format does. Looks at names, sizes and times, not at content."""
     facts = [CACHE_FORMAT, dataset.kind, dataset.classes, dataset.reader, dataset.slices]
     digest = hashlib.sha256(json.dumps(facts).encode())
-    for path in sorted(path for path in dataset.folder.rglob("*") if path.is_file()):
+    for path in datasets.files_below(dataset.folder):
         status = path.stat()
         digest.update(f"{path.relative_to(dataset.folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:12]
@@ -219,7 +219,8 @@ class Split:
         index = self.index if picks is None else self.index[picks.to(self.index.device)]
         parts = [crop_and_resize(self.pixels, part, central_boxes(part[:, 1], part[:, 2]), size).to(self.device)
                  for part in index.split(1024)]
-        squares = torch.cat(parts)
+        depth = max(part.shape[1] for part in parts)
+        squares = torch.cat([part.expand(-1, depth, -1, -1) for part in parts])
         if picks is None:
             self._squares[size] = squares
         return squares

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import struct
 from collections.abc import Sequence
@@ -67,7 +68,16 @@ def catalogue(data_dir: Path) -> dict[str, DataSet]:
 
 
 def is_missing(dataset: DataSet) -> bool:
-    return not dataset.folder.is_dir() or not any(dataset.folder.iterdir())
+    return not dataset.folder.is_dir() or all(map(_ignored, dataset.folder.iterdir()))
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files at any depth, sorted, behind links too; without what operating systems and editors leave in folders."""
+    found = []
+    for root, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not _ignored(Path(name))]
+        found += [Path(root, name) for name in files if not _ignored(Path(name))]
+    return sorted(found)
 
 
 LAYOUT = ("A folder holds train/, dev/, dev_test/ and test/ with a sub-folder of images for each class, or IDX files "
@@ -162,7 +172,7 @@ def read_idx(folder: Path) -> dict[str, Examples]:
     `t10k`, MNIST's own name, is the test split.
     """
     splits = {}
-    for path in sorted(folder.glob("*-images*-ubyte*")):
+    for path in sorted(path for path in folder.glob("*-images*-ubyte*") if not _ignored(path)):
         prefix = path.name.split("-images")[0]
         name = "test" if prefix == "t10k" else prefix
         if name not in SPLITS:
@@ -173,6 +183,8 @@ def read_idx(folder: Path) -> dict[str, Examples]:
         examples = Examples(_idx(path), _idx(labels[0]))
         if len(examples.images) != len(examples.labels):
             raise UserError(f"{path}: {len(examples.images)} images but {len(examples.labels)} labels in {labels[0].name}.")
+        if examples.labels.ndim not in (1, 2):
+            raise UserError(f"{labels[0]}: labels must be (N,) ids or (N, C) zeros and ones, not {examples.labels.shape}.")
         if examples.images.ndim not in (3, 4) or (examples.images.ndim == 4 and examples.images.shape[3] != 3):
             raise UserError(f"{path}: images must be (N, H, W) or (N, H, W, 3), not {examples.images.shape}.")
         splits[name] = Examples(examples.images, examples.labels if examples.labels.ndim == 2
@@ -214,7 +226,7 @@ def read_class_folders(folder: Path) -> dict[str, Examples]:
         for path in _folders(root):
             if path.name not in classes:
                 raise UserError(f"{path}: class {path.name} does not occur in {roots['train']}.")
-            files = sorted(file for file in path.rglob("*") if file.is_file() and not _ignored(file))
+            files = files_below(path)
             images += files
             labels += [classes.index(path.name)] * len(files)
         splits[name] = Examples(images, np.array(labels, np.int64))
@@ -223,12 +235,12 @@ def read_class_folders(folder: Path) -> dict[str, Examples]:
 
 def _folders(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if path.is_dir() and not _ignored(path)),
-                  key=lambda path: [(0, int(part), "") if part.isdigit() else (1, 0, part)
-                                    for part in re.findall(r"\d+|\D+", path.name)])
+                  key=lambda path: ([(0, int(part), "") if part[0] in "0123456789" else (1, 0, part)
+                                     for part in re.findall(r"[0-9]+|[^0-9]+", path.name)], path.name))
 
 
 def _ignored(path: Path) -> bool:
-    """What operating systems leave behind in folders."""
+    """What operating systems and editors leave behind."""
     return path.name.startswith((".", "__MACOSX")) or path.name in ("Thumbs.db", "desktop.ini")
 
 
@@ -271,12 +283,12 @@ def read_image(source: bytes | str | Path) -> np.ndarray:
                 if mode == "F":
                     low, high = float(values.min()), float(values.max())
                     values = (values - low) * (255 / max(high - low, 1e-12))
-                elif values.max() > 255:  # 16 bits in a wider mode
+                else:  # 16 bits, also where Pillow keeps them in a wider mode
                     values = values / 257
                 return np.repeat(np.clip(np.round(values), 0, 255).astype(np.uint8)[..., None], 3, axis=2)
             if mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
                 image = image.convert("RGBA")
                 image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
             return np.asarray(image.convert("RGB"))
-    except (SyntaxError, ValueError, EOFError, struct.error) as error:  # Pillow's other ways to say "broken"
-        raise OSError(str(error)) from None
+    except Exception as error:  # its decoders say "broken" in many ways
+        raise OSError(f"{type(error).__name__}: {error}") from None

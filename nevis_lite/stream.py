@@ -107,12 +107,14 @@ def _parse(entry, catalogue: dict[str, DataSet], where: str) -> tuple[DataSet, i
     if meta not in ("train", "test"):
         raise UserError(f"{where}: meta must be train or test, not {meta!r}.")
     if "task" in entry:
-        if entry["task"] not in catalogue:
+        if str(entry["task"]) not in catalogue:
             raise UserError(f"{where}: unknown data set {entry['task']}{nearest(entry['task'], catalogue)}.")
-        return catalogue[entry["task"]], year, meta
-    path = Path(str(entry.get("folder") or entry.get("idx"))).expanduser().absolute()
+        return catalogue[str(entry["task"])], year, meta
+    reader, path = ("class_folders", entry["folder"]) if "folder" in entry else ("idx", entry["idx"])
+    if not isinstance(path, str) or not path:
+        raise UserError(f"{where}: folder and idx take the path of a folder, not {path!r}.")
+    path = Path(path).expanduser().absolute()
     name = str(entry.get("name", path.name))
-    reader = "class_folders" if "folder" in entry else "idx"
     return DataSet(key=path.name, name=name, folder=path, domain=str(entry.get("domain", "other")), reader=reader), year, meta
 
 
