@@ -112,30 +112,53 @@ def set_up(settings: Config) -> Setup:
 # Running
 
 
+@dataclass
+class Session:
+    """A run in progress: what its parts share."""
+
+    setup: Setup
+    folder: RunFolder
+    progress: Progress
+    stop: threading.Event  # set by a signal
+    seconds: float  # of earlier sessions
+    began: float = field(default_factory=time.monotonic)
+
+    def total_seconds(self) -> float:
+        return self.seconds + time.monotonic() - self.began
+
+    def save(self, task: int, **state):
+        """Write a checkpoint; raise Interrupted after it if a signal asks for that."""
+        self.folder.save(task=task, **state, seconds=self.total_seconds())
+        if self.stop.is_set():
+            raise Interrupted
+
+    def trials(self, task: Task) -> list[dict]:
+        return [row for row in self.folder.rows["trials"] if row["task"] == task.index]
+
+
 def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") -> dict:
     """All tasks in order; returns the content of `results.json`.
 
     Raises Interrupted after a checkpoint when SIGINT or SIGTERM arrives.
     """
-    began = time.monotonic()
     _check_room(setup, Path(out))
     with closing(RunFolder(out, config.to_dict(setup.config), environment(setup, command), resume)) as folder:
         if (folder.path / "results.json").is_file():
             return metrics.load(folder.path)
-        earlier = folder.state["seconds"]
+        planned = [flops.total(row["flops"]) for row in cost.plan(setup)]
+        spent = [row["flops"] for row in folder.rows["tasks"]]
+        spent += [row["flops"] for row in folder.rows["trials"] if row["task"] == folder.state["task"]]
         with _stop_signals() as stop:
-            def save(**state):
-                folder.save(**state, seconds=earlier + time.monotonic() - began)
-                if stop.is_set():
-                    raise Interrupted
-
-            _all_tasks(setup, folder, save, stop)
+            session = Session(setup, folder, Progress(planned, flops.total(flops.add(*spent))), stop, folder.state["seconds"])
+            for task in setup.tasks[folder.state["task"]:]:
+                setup.opened.clear()  # frees the memory of the task before
+                folder.append("tasks", _learn_and_judge(session, task))
+                session.save(task.index + 1)
         results = {"name": folder.path.resolve().name, "stream": setup.stream.name, "phase": setup.config.phase,
                    "baseline": setup.baseline.label, "seed": setup.config.seed,
                    "partial": [task.name for task in setup.stream.missing],
                    **metrics.summarise(folder.rows["tasks"], setup.config.phase),
-                   "seconds": round(earlier + time.monotonic() - began, 1), "device": setup.device_name,
-                   "tasks": folder.rows["tasks"]}
+                   "seconds": round(session.total_seconds(), 1), "device": setup.device_name, "tasks": folder.rows["tasks"]}
         write_json(folder.path / "results.json", results)
         return results
 
@@ -148,102 +171,90 @@ def _check_room(setup: Setup, out: Path):
         raise UserError(f"{out}: the run needs up to {needed / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free.")
 
 
-def _all_tasks(setup: Setup, folder: RunFolder, save, stop):
-    """What is still to do of the stream; a row and a checkpoint after each task."""
-    planned = [flops.total(row["flops"]) for row in cost.plan(setup)]
-    spent = flops.add(*(row["flops"] for row in folder.rows["tasks"]),
-                      *(row["flops"] for row in folder.rows["trials"] if row["task"] == folder.state["task"]))
-    progress = Progress(planned, flops.total(spent))
-    for task in setup.tasks[folder.state["task"]:]:
-        setup.opened.clear()  # frees the memory of the task before
-        folder.append("tasks", _learn_and_judge(setup, task, folder, progress, save, stop))
-        save(task=task.index + 1)
-
-
-def _learn_and_judge(setup: Setup, task: Task, folder: RunFolder, progress: Progress, save, stop) -> dict:
+def _learn_and_judge(session: Session, task: Task) -> dict:
     """One task: choose the start, try hyper-parameters, keep the best predictor, have it evaluated. Returns the task's row."""
+    setup, folder = session.setup, session.folder
     memory = [Past(row["index"], setup.tasks[row["index"]], row["num_train"], row["dev_error"],
                    folder.predictor(row["index"])) for row in folder.rows["tasks"]]
     view = setup.view(task, memory)
-    state = folder.state
-    if "start" not in state:
-        began = time.monotonic()
+    if "start" not in folder.state:
         source = setup.baseline.start(view)
-        progress.spend(view.flops)
-        save(task=task.index, start={"source": source, "flops": view.flops, "scores": view.scores,
-                                     "seconds": time.monotonic() - began}, best=None, trial=None)
+        session.progress.spend(view.flops)
+        start = {"source": source, "flops": view.flops, "scores": view.scores}
+        session.save(task.index, start=start, best=None, trial=None)
     start = folder.state["start"]
     trials = setup.config.search.trials
-    for number in range(len(_trials(folder, task)), trials):
-        _run_trial(setup, view, number, folder, progress, save, stop)
+    for number in range(len(session.trials(task)), trials):
+        _run_trial(session, view, number)
     best = folder.state["best"]
     if best is None:
         raise UserError(f"{task.name}: all {trials} trials of task {task.index} diverged; lower the upper end of search.lr.")
 
-    model = models.build(setup.config.model.name, task.num_classes).to(setup.device, memory_format=torch.channels_last)
-    model.load_state_dict(best["state"])
     predictor = {"model": setup.config.model.name, "num_classes": task.num_classes, "task": task.task,
                  "image_size": setup.config.model.image_size, "state": best["state"]}
     write_atomic(folder.predictor(task.index), lambda file: torch.save(predictor, file))
-    judged = setup.open(task.index, setup.reported)
-    error = fit.evaluate(model, judged, setup.config.model.image_size, setup.config.fit)
-    progress.spend(setup.predict_flops(task))
-    chosen = _trials(folder, task)[best["trial"]]
+    error = _judge(session, task, best["state"])
+    chosen = session.trials(task)[best["trial"]]
     origin = "scratch" if start["source"] is None else setup.tasks[start["source"]].name
-    progress.say(f"{task.year} {task.name}: error {'undefined' if error is None else f'{error:.4f}'} on {setup.reported}, "
-                 f"from {origin}")
-    spent = flops.add(*(row["flops"] for row in _trials(folder, task)),
-                      {"select": start["flops"], "predict": setup.predict_flops(task)})
+    shown = "undefined" if error is None else f"{error:.4f}"
+    session.progress.say(f"{task.year} {task.name}: error {shown} on {setup.reported}, from {origin}")
     undefined = {} if error is not None else {"reason": "the predictor's outputs on the test images are not all finite"}
     return {"index": task.index, "task": task.task, "name": task.name, "year": task.year, "occurrence": task.occurrence,
             "domain": task.domain, "kind": task.kind, "num_classes": task.num_classes,
-            "num_train": len(setup.baseline.data(view)), "resolution": judged.meta["resolution"], "meta": task.meta,
-            "split": setup.reported, "error": error, **undefined, "dev_error": chosen["error"], "source": start["source"],
-            "scores": {str(index): score for index, score in start["scores"].items()},
-            "hyperparameters": chosen["hyperparameters"], "trials": trials, "flops": spent, "curve": chosen["curve"]}
+            "num_train": len(setup.baseline.data(view)), "resolution": view.split("train").meta["resolution"],
+            "meta": task.meta, "split": setup.reported, "error": error, **undefined, "dev_error": chosen["error"],
+            "source": start["source"], "scores": {str(index): score for index, score in start["scores"].items()},
+            "hyperparameters": chosen["hyperparameters"], "trials": trials,
+            "flops": flops.add(*(row["flops"] for row in session.trials(task)),
+                               {"select": start["flops"], "predict": setup.predict_flops(task)}),
+            "curve": chosen["curve"]}
 
 
-def _trials(folder: RunFolder, task: Task) -> list[dict]:
-    return [row for row in folder.rows["trials"] if row["task"] == task.index]
+def _judge(session: Session, task: Task, state: dict) -> float | None:
+    """The evaluator: the error of a predictor on the split that the phase reports. Nothing else reads that split."""
+    setup = session.setup
+    model = models.build(setup.config.model.name, task.num_classes).to(setup.device, memory_format=torch.channels_last)
+    model.load_state_dict(state)
+    error = fit.evaluate(model, setup.open(task.index, setup.reported), setup.config.model.image_size, setup.config.fit)
+    session.progress.spend(setup.predict_flops(task))
+    return error
 
 
-def _run_trial(setup: Setup, view: View, number: int, folder: RunFolder, progress: Progress, save, stop):
+def _run_trial(session: Session, view: View, number: int):
     """Train once, from the checkpoint's snapshot if there is one; append the trial's row and keep the better predictor."""
-    settings, task, state = setup.config, view.task, folder.state
-    history = _trials(folder, task)
-    hyperparameters = setup.baseline.search(settings.search, settings.seed, task.index, number, history)
+    setup, settings, task, state = session.setup, session.setup.config, view.task, session.folder.state
+    hyperparameters = setup.baseline.search(settings.search, settings.seed, task.index, number, session.trials(task))
     split = setup.baseline.data(view)
     batch = fit.batch_size(len(split), settings.fit.max_batch)
-    batches = EndlessStream(split, batch, settings.data, settings.model.image_size,
-                            (settings.seed, task.index, number))
-    model = baselines.initial_model(view, state["start"]["source"])
+    batches = EndlessStream(split, batch, settings.data, settings.model.image_size, (settings.seed, task.index, number))
     snapshot, best, start = state["trial"], state["best"], state["start"]
-    seconds_before = snapshot["seconds"] if snapshot else 0.0
+    model = baselines.initial_model(view, start["source"])
+    earlier = snapshot["seconds"] if snapshot else 0.0
     began = saved = time.monotonic()
     planned = setup.trial_flops(task, len(split), settings.fit.steps, len(fit.validation_steps(settings.fit)))
-    progress.begin(task, number, settings.search.trials, settings.fit.steps, snapshot["step"] if snapshot else 0, batch,
-                   flops.total(planned))
+    session.progress.begin(task, number, settings.search.trials, settings.fit.steps, snapshot["step"] if snapshot else 0,
+                           batch, flops.total(planned))
 
     def on_step(trial: fit.Trial):
         nonlocal saved
-        progress.update(trial)
-        if stop.is_set() or time.monotonic() - saved >= settings.checkpoint_seconds:
-            snapshot = trial.snapshot() | {"seconds": seconds_before + time.monotonic() - began}
-            save(task=task.index, start=start, best=best, trial=snapshot)
+        session.progress.update(trial)
+        if session.stop.is_set() or time.monotonic() - saved >= settings.checkpoint_seconds:
+            now = trial.snapshot() | {"seconds": earlier + time.monotonic() - began}
+            session.save(task.index, start=start, best=best, trial=now)
             saved = time.monotonic()
 
     trial = fit.train(model, batches, view.split("dev"), hyperparameters, settings.fit, snapshot, on_step)
-    progress.end(trial)
-    folder.append("trials", {
+    session.progress.end(trial)
+    session.folder.append("trials", {
         "task": task.index, "trial": number, "hyperparameters": hyperparameters,
         "status": "failed" if trial.failed else "done", "error": None if trial.failed else trial.best_error,
         "best_step": trial.best_step, "steps": trial.step,
         "loss": trial.loss if trial.loss is not None and math.isfinite(trial.loss) else None, "curve": trial.curve,
         "flops": setup.trial_flops(task, len(split), trial.step, len(trial.curve)),
-        "seconds": round(seconds_before + time.monotonic() - began, 2)})
+        "seconds": round(earlier + time.monotonic() - began, 2)})
     if not trial.failed and (best is None or trial.best_error < best["error"]):
         best = {"trial": number, "error": trial.best_error, "state": trial.best_state}
-    save(task=task.index, start=start, best=best, trial=None)
+    session.save(task.index, start=start, best=best, trial=None)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ class RunFolder:
         except ValueError:
             raise UserError(f"{path}: a row is damaged; start anew with another --out.") from None
         kept = b"".join(line + b"\n" for line in lines)
-        if kept != content:
+        if kept != content or not path.is_file():
             write_atomic(path, lambda file: file.write(kept))
         return rows
 
