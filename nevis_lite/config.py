@@ -43,6 +43,12 @@ def option(default, text: str, **checks):
 class StreamConfig:
     name: str | None = option(None, "a stream of streams.yaml: demo, short (the default); or a name for your own list")
     tasks: list = option([], "your own list of tasks: {name, year, folder or idx, meta: train or test}")
+    order: str = option("chronological", "chronological; within_years permutes the tasks of each year, shuffled all tasks",
+                        choices=("chronological", "within_years", "shuffled"))
+    order_seed: int = option(0, "which permutation", low=0)
+    keep: str = option("all", "meta-train tasks that stay: all, without_imagenet, without_first_30, without_last_30, "
+                              "random:43, without_random:30 (or other numbers)")
+    keep_seed: int = option(0, "which random ones", low=0)
     allow_missing: bool = option(False, "go on without tasks whose data are missing; marks the results as partial")
 
 
@@ -116,7 +122,7 @@ class Config:
 # Reading
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """YAML whose plain words mean what they look like: `no` is a word, `1e-3` a number, `12:30` and `010` no numbers."""
 
 

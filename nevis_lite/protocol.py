@@ -24,7 +24,7 @@ import torch
 import torchvision
 
 import nevis_lite
-from nevis_lite import baselines, config, cost, data, fit, flops, metrics, models, stream
+from nevis_lite import baselines, cache, config, cost, fit, flops, metrics, models, stream
 from nevis_lite.baselines import Baseline, Past, View
 from nevis_lite.config import Config, UserError
 from nevis_lite.data import EndlessStream, Split
@@ -94,7 +94,7 @@ def set_up(settings: Config) -> Setup:
         backbone = models.build(settings.model.name)
     except ValueError as error:
         raise UserError(f"model.name: {error}") from None
-    folders = [data.prepare(task.dataset, settings.data) for task in loaded]
+    folders = [cache.prepare(task.dataset, settings.data) for task in loaded]
     tasks = []
     for task, folder in zip(loaded, folders, strict=True):
         meta = Split(folder, "train", device).meta

@@ -8,7 +8,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from nevis_lite import baselines, config, data, fit, models, stream
+from nevis_lite import baselines, cache, config, fit, models, stream
 from nevis_lite.baselines import BASELINES, Past, View, choose, initial_model, knn_votes
 from nevis_lite.config import BaselineConfig, UserError
 from nevis_lite.data import Split
@@ -35,13 +35,13 @@ def tasks(tmp_path_factory):
             pixels = rng.integers(0, 120, (8, 8, 3)) + 60 * (number % 3)
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:02}.png")
     found = stream.load([{"folder": str(root / "x"), "year": year} for year in (2000, 2001, 2002, 2003)]).tasks
-    cache = data.prepare(found[0].dataset, config.DataConfig(dir=str(root)))
-    return [dataclasses.replace(task, kind="single_label", num_classes=3) for task in found], cache, root
+    folder = cache.prepare(found[0].dataset, config.DataConfig(dir=str(root)))
+    return [dataclasses.replace(task, kind="single_label", num_classes=3) for task in found], folder, root
 
 
 def view_of(tasks, now=3, memory=(), **select) -> View:
-    found, cache, root = tasks
-    access = Access(now, lambda task, name: Split(cache, name, CPU))
+    found, folder, root = tasks
+    access = Access(now, lambda task, name: Split(folder, name, CPU))
     return View(found[now], access, list(memory), settings(root, **select), CPU, backbone_flops=1000, num_features=64)
 
 
@@ -172,10 +172,10 @@ def test_relatedness_of_several_labels_is_sklearns_map(tasks, tmp_path):
         for what, array in (("images", images), ("labels", labels)):
             content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
             (tmp_path / "y" / f"{split}-{what}-idx{array.ndim}-ubyte").write_bytes(content)
-    cache = data.prepare(DataSet(key="y", name="Y", folder=tmp_path / "y"), config.DataConfig(dir=str(tmp_path)))
+    folder = cache.prepare(DataSet(key="y", name="Y", folder=tmp_path / "y"), config.DataConfig(dir=str(tmp_path)))
     task = dataclasses.replace(tasks[0][3], kind="multi_label")
     past = remember(tasks, 0, tmp_path)
-    view = dataclasses.replace(view_of((tasks[0][:3] + [task], cache, tmp_path)), memory=[past])
+    view = dataclasses.replace(view_of((tasks[0][:3] + [task], folder, tmp_path)), memory=[past])
     found = view.relatedness(past)
     backbone = past.backbone(view.config, CPU)
     features = [fit.predict(backbone, view.split(name), 16, view.config.fit) for name in ("train", "dev")]

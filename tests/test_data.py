@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from PIL import Image
 
 from nevis_lite import data
+from nevis_lite.cache import prepare
 from nevis_lite.config import DataConfig, UserError
-from nevis_lite.data import EndlessStream, Split, crop_and_resize, generator, prepare, random_boxes, to_input
+from nevis_lite.data import EndlessStream, Split, crop_and_resize, generator, random_boxes, to_input
 from nevis_lite.datasets import SPLITS, DataSet
 
 FULL_RANGE = (0.08, 1.0)
@@ -136,7 +137,7 @@ def test_a_changed_source_is_read_again_and_the_old_cache_goes(tmp_path, config,
     assert split.labels.sum() == (3 if change in ("new", "class") else 2)
 
 
-@pytest.mark.parametrize("facts", [{"classes": 5}, {"slices": {"train": 0.5, "dev": 0.5}}])
+@pytest.mark.parametrize("facts", [{"classes": 5}, {"split": {"slices": {"train": 0.5, "dev": 0.5}}}])
 def test_a_changed_entry_is_read_again(tmp_path, config, facts):
     source = class_folders(tmp_path / "pets", [noise(4, 4, 3)] * 4)
     assert prepare(entry(source), config) != prepare(entry(source, **facts), config)

@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 from torch import nn
 
-from nevis_lite import data, fit, models
+from nevis_lite import cache, fit, models
 from nevis_lite.config import DataConfig, FitConfig, UserError
 from nevis_lite.data import EndlessStream, Split
 from nevis_lite.datasets import SPLITS, DataSet
@@ -36,8 +36,8 @@ def splits(tmp_path_factory):
             folder.mkdir(parents=True, exist_ok=True)
             pixels = rng.integers(0, 140, (9, 9, 3)) + 90 * (number % 2)
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:02}.png")
-    cache = data.prepare(DataSet(key="x", name="X", folder=root / "x"), DataConfig(dir=str(root)))
-    return [Split(cache, name, torch.device("cpu")) for name in ("train", "dev")]
+    folder = cache.prepare(DataSet(key="x", name="X", folder=root / "x"), DataConfig(dir=str(root)))
+    return [Split(folder, name, torch.device("cpu")) for name in ("train", "dev")]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def many_labels(tmp_path_factory):
         for what, array in (("images", images), ("labels", labels)):
             content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
             (root / "x" / f"{split}-{what}-idx{array.ndim}-ubyte").write_bytes(content)
-    cache = data.prepare(DataSet(key="x", name="X", folder=root / "x"), DataConfig(dir=str(root)))
-    return Split(cache, "dev", torch.device("cpu"))
+    folder = cache.prepare(DataSet(key="x", name="X", folder=root / "x"), DataConfig(dir=str(root)))
+    return Split(folder, "dev", torch.device("cpu"))
 
 
 def network(num_classes: int = 2) -> models.Classifier:

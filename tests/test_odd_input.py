@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, features
 
-from nevis_lite import config, data, datasets, stream
+from nevis_lite import cache, config, data, datasets, stream
 from nevis_lite.config import DataConfig, UserError
 from nevis_lite.datasets import SPLITS, DataSet
 
@@ -40,7 +40,7 @@ def test_squares_of_more_than_1024_grey_images_before_a_coloured_one(tmp_path):
             for i in range(count):
                 pixels = np.zeros((2, 2)) if name == "a" else np.eye(2)[..., None] * [1, 2, 3]
                 put(tmp_path / "x" / split / name / f"{i:05}.png", png(pixels))
-    folder = data.prepare(entry(tmp_path / "x"), DataConfig(dir=str(tmp_path)))
+    folder = cache.prepare(entry(tmp_path / "x"), DataConfig(dir=str(tmp_path)))
     assert len(data.Split(folder, "dev", torch.device("cpu")).squares(4)) == 1025
 
 
@@ -58,9 +58,9 @@ def test_a_change_behind_a_linked_folder_rebuilds_the_cache(tmp_path, link):
             for name in ("a", "b"):
                 (tmp_path / "x" / split / name).symlink_to(tmp_path / "far" / split / name)
     config = DataConfig(dir=str(tmp_path))
-    data.prepare(entry(tmp_path / "x"), config)
+    cache.prepare(entry(tmp_path / "x"), config)
     put(tmp_path / "far" / "train" / "a" / "2.png", png([[1]]))
-    new = data.prepare(entry(tmp_path / "x"), config)
+    new = cache.prepare(entry(tmp_path / "x"), config)
     assert len(data.Split(new, "train", torch.device("cpu"))) == 3
 
 
@@ -173,7 +173,7 @@ def test_labels_of_three_dimensions_are_refused(tmp_path):
         put(tmp_path / f"{split}-images-idx3-ubyte.gz", idx(np.zeros((2, 2, 2))))
         put(tmp_path / f"{split}-labels-idx3-ubyte.gz", idx(np.zeros((2, 2, 2))))
     with pytest.raises(UserError):
-        data.prepare(entry(tmp_path), DataConfig(dir=str(tmp_path / "d")))
+        cache.prepare(entry(tmp_path), DataConfig(dir=str(tmp_path / "d")))
 
 
 def test_old_caches_of_folders_with_brackets_go(tmp_path):
@@ -182,9 +182,9 @@ def test_old_caches_of_folders_with_brackets_go(tmp_path):
         for name in ("a", "b"):
             put(tmp_path / "x[1]" / split / name / "1.png", png([[1]]))
     dataset = DataSet(key="x[1]", name="X", folder=tmp_path / "x[1]")
-    data.prepare(dataset, DataConfig(dir=str(tmp_path)))
+    cache.prepare(dataset, DataConfig(dir=str(tmp_path)))
     put(tmp_path / "x[1]" / "train" / "a" / "2.png", png([[1]]))
-    data.prepare(dataset, DataConfig(dir=str(tmp_path)))
+    cache.prepare(dataset, DataConfig(dir=str(tmp_path)))
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 

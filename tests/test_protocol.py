@@ -250,7 +250,7 @@ def test_results_have_the_documented_fields(finished, read_run):
     assert {"name", "stream", "phase", "baseline", "seed", "partial", "error", "error_all", "cflop", "cflop_paper", "device",
             "tasks"} == results.keys()
     facts = ("name", "stream", "phase", "baseline", "seed", "partial")
-    assert [results[key] for key in facts] == ["run", "tiny", "meta_test", "ft-d", 0, []]
+    assert [results[key] for key in facts] == ["run", "four", "meta_test", "ft-d", 0, []]
     for row in results["tasks"]:
         assert {"index", "task", "year", "occurrence", "domain", "kind", "num_classes", "num_train", "resolution", "meta",
                 "split", "error", "source", "hyperparameters", "trials", "flops", "curve"} <= row.keys()

@@ -1,0 +1,186 @@
+"""The pixel cache of a data set on disk: every image decoded once. Needs no torch, so that a look at it is quick.
+
+A split is one file of bytes (images of all sizes end to end, height x width x channels, grey ones with a single channel), an
+index and the labels. `data.py` reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from nevis_lite import datasets
+from nevis_lite.config import DataConfig, UserError
+from nevis_lite.datasets import DataSet
+from nevis_lite.pixels import read_image
+from nevis_lite.splits import Examples
+
+CACHE_FORMAT = 1  # raise it when the files' meaning changes: old caches are then built anew
+BAD_SHARE = 0.001  # more broken images than this are an error
+
+
+def folder_of(dataset: DataSet, config: DataConfig) -> Path:
+    """<dir>/cache/<key>-<place>-<cache_side>-<fingerprint>: another one when source files, entry or format change."""
+    place = hashlib.sha256(str(dataset.folder.absolute()).encode()).hexdigest()[:4]  # two folders may share a name
+    return Path(config.dir) / "cache" / f"{dataset.key}-{place}-{config.cache_side}-{_fingerprint(dataset)}"
+
+
+def meta_of(folder: Path) -> dict | None:
+    """The facts about a cache that is whole: sizes, classes, digests; else None."""
+    path = folder / "meta.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _fingerprint(dataset: DataSet) -> str:
+    """Looks at names, sizes and times, not at content."""
+    facts = [CACHE_FORMAT, dataset.kind, dataset.classes, dataset.reader, dataset.options, dataset.labels, dataset.split,
+             dataset.dedupe]
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for path in datasets.files_below(dataset.folder):
+        status = path.stat()
+        digest.update(f"{path.relative_to(dataset.folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def prepare(dataset: DataSet, config: DataConfig) -> Path:
+    """The cache folder of a data set, built if its source files or `cache_side` changed since; safe to interrupt.
+
+    UserError when labels are out of range or more than 0.1 % of the images are broken; fewer are skipped and listed in
+    `report.jsonl`.
+    """
+    folder = folder_of(dataset, config)
+    root, prefix = folder.parent, folder.name[:folder.name.rindex("-") + 1]
+    if (folder / "meta.json").is_file():
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(root)
+    splits = datasets.read(dataset, root)
+    classes = datasets.num_classes(dataset, splits)
+    for name, examples in splits.items():
+        _check_labels(examples.labels, classes, f"{dataset.folder}, {name}")
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
+    try:
+        content, sides, sizes, bad = hashlib.sha256(), [], {}, []
+        total = sum(len(examples) for examples in splits.values())
+        with tqdm(total=total, desc=f"caching {dataset.name}", unit=" images", disable=None, leave=False) as bar:
+            for name, examples in splits.items():
+                broken = _write_split(building, name, examples, config.cache_side, content, sides, bar)
+                sizes[name] = len(examples) - len(broken)
+                bad += broken
+        with open(building / "report.jsonl", "w", encoding="utf-8") as report:
+            report.writelines(json.dumps(row) + "\n" for row in bad)
+        if len(bad) > BAD_SHARE * total:
+            listed = "; ".join(f"{row['image']} ({row['error']})" for row in bad[:3])
+            raise UserError(f"{dataset.name}: {len(bad)} of {total} images cannot be read, for example {listed}; "
+                            "mend or remove them.")
+        meta = {"name": dataset.name, "kind": "multi_label" if splits["train"].labels.ndim == 2 else "single_label",
+                "num_classes": classes, "sizes": sizes, "skipped": len(bad),
+                "resolution": round(float(np.mean(sides)), 1), "cache_side": config.cache_side,
+                "splits": {name: _order_digest(examples, dataset.folder) for name, examples in splits.items()},
+                "sha256": content.hexdigest()}
+        (building / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        os.chmod(building, 0o755)  # mkdtemp's folders are private
+        for old in root.iterdir():
+            if old.name.startswith(prefix) and old != folder:
+                shutil.rmtree(old, ignore_errors=True)
+        try:
+            building.rename(folder)
+        except OSError:
+            if not (folder / "meta.json").is_file():  # else another process was quicker
+                raise
+            shutil.rmtree(building, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return folder
+
+
+def _remove_leftovers(root: Path):
+    """What builds that were killed left behind; a day old, so that no other process is still at it."""
+    for path in root.iterdir():
+        if path.name.startswith((".building-", "nevis_lite-")) and time.time() - path.stat().st_mtime > 86400:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _order_digest(examples: Examples, folder: Path) -> str:
+    """12 digits that tell which images, in which order, with which labels: by name, or by pixels where they have none."""
+    digest = hashlib.sha256()
+    for image, label in zip(examples.images, examples.labels, strict=True):
+        if isinstance(image, np.ndarray):
+            digest.update(np.ascontiguousarray(image))
+        else:
+            name = image.relative_to(folder).as_posix() if isinstance(image, Path) else str(image)
+            digest.update(name.encode("utf-8", "surrogateescape") + b"\n")
+        digest.update(label.tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _check_labels(labels: np.ndarray, classes: int, where: str):
+    """On the CPU, before training: a label out of range kills a CUDA process without a hint."""
+    if not len(labels):
+        raise UserError(f"{where}: the split is empty.")
+    if labels.ndim == 2 and (labels.shape[1] != classes or not np.isin(labels, (0, 1)).all()):
+        raise UserError(f"{where}: labels must be zeros and ones in {classes} columns; found shape {labels.shape} "
+                        f"and values {labels.min()} to {labels.max()}.")
+    if labels.ndim == 2 and not labels.any():
+        raise UserError(f"{where}: no image has a label, so mAP is undefined.")
+    if labels.ndim == 1 and (labels.min() < 0 or labels.max() >= classes):
+        raise UserError(f"{where}: labels must lie in 0..{classes - 1}; found {labels.min()} to {labels.max()}.")
+
+
+def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, content, sides: list, bar) -> list[dict]:
+    """Write one split's three files; feed the digest `content` and the native `sides`; return a row for each broken image."""
+    index, kept, bad, offset = [], [], [], 0
+    with open(folder / f"{name}.pixels", "wb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
+        numbers = iter(range(len(examples)))
+        while chunk := list(islice(numbers, 512)):  # a bounded number of decoded images in memory
+            for number, decoded in zip(chunk, pool.map(lambda i: _decode(examples.images[i], cache_side), chunk), strict=True):
+                bar.update()
+                if isinstance(decoded, OSError):
+                    bad.append({"split": name, "image": str(examples.images[number]), "error": str(decoded)})
+                    continue
+                pixels, side = decoded
+                file.write(pixels.tobytes())
+                index.append((offset, *pixels.shape))
+                kept.append(number)
+                sides.append(side)
+                offset += pixels.size
+                content.update(pixels)
+        if not offset:
+            raise UserError(f"No image of the {name} split can be read, for example {bad[0]['image']} ({bad[0]['error']}).")
+    labels = examples.labels[kept]
+    content.update(np.ascontiguousarray(labels))
+    np.save(folder / f"{name}.index.npy", np.array(index, np.int64))
+    np.save(folder / f"{name}.labels.npy", labels)
+    return bad
+
+
+def _decode(image, cache_side: int) -> tuple[np.ndarray, int] | OSError:
+    """Pixels (H, W, 1 or 3) with the shorter side capped, and the native shorter side."""
+    try:
+        pixels = image if isinstance(image, np.ndarray) else read_image(image) if isinstance(image, Path) else image.load()
+    except OSError as error:
+        return error
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    height, width = pixels.shape[:2]
+    if cache_side and min(height, width) > cache_side:
+        from PIL import Image
+
+        scale = cache_side / min(height, width)
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        pixels = np.asarray(Image.fromarray(pixels.squeeze()).resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0))
+        pixels = pixels.reshape(size[1], size[0], -1)
+    if pixels.shape[2] == 3 and (pixels[..., 0] == pixels[..., 1]).all() and (pixels[..., 0] == pixels[..., 2]).all():
+        pixels = pixels[..., :1]
+    return np.ascontiguousarray(pixels), min(height, width)
