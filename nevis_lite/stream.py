@@ -1,17 +1,22 @@
-"""The tasks in order, and who may see which split of them."""
+"""The tasks in order, and who may see which split of them. `python -m nevis_lite.stream` lists them and gets their data."""
 
 from __future__ import annotations
 
+import argparse
+import random
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nevis_lite import datasets
-from nevis_lite.config import MissingData, StreamConfig, UserError, nearest, read_yaml
+from nevis_lite import config, datasets, doctor, fetch
+from nevis_lite.config import DataConfig, MissingData, StreamConfig, UserError, nearest, read_yaml
 from nevis_lite.datasets import DataSet
 
 FIRST_META_TEST_YEAR = 2019  # S_Tr is everything before, S_Ts the last three years (paper, section 3)
+KEEP = ("all", "without_imagenet", "without_first_30", "without_last_30", "random:43", "without_random:30")
 
 
 class ProtocolError(Exception):
@@ -57,7 +62,20 @@ def load(stream: StreamConfig | str | list, data_dir: str | Path = "data", phase
         stream = StreamConfig(name=stream)
     elif isinstance(stream, list):
         stream = StreamConfig(tasks=stream)
-    known = read_yaml((datasets.PACKAGE / "streams.yaml").read_text(encoding="utf-8"), "streams.yaml")
+    name, tasks = plan(stream, data_dir, phase)
+    incomplete = {dataset.folder for dataset in _datasets(tasks) if datasets.is_missing(dataset) or fetch.absent(dataset)}
+    missing = [task for task in tasks if task.dataset.folder in incomplete]
+    present = [task for task in tasks if task.dataset.folder not in incomplete]
+    if missing and not stream.allow_missing:
+        raise MissingData(_what_is_missing(name, stream, missing, data_dir))
+    if not present:
+        raise MissingData(f"stream {name}: the data of every task are missing.")
+    return Stream(name, [replace(task, index=index) for index, task in enumerate(present)], missing)
+
+
+def plan(stream: StreamConfig, data_dir: str | Path = "data", phase: str = "meta_test") -> tuple[str, list[Task]]:
+    """The name of a stream and all its tasks, also those without data: what `keep` leaves, as `order` has them."""
+    known = named_streams()
     name = stream.name or ("own tasks" if stream.tasks else "short")
     if stream.tasks and name in known:
         raise UserError(f"stream: give either the name of a known stream ({name}) or your own tasks, not both.")
@@ -65,29 +83,85 @@ def load(stream: StreamConfig | str | list, data_dir: str | Path = "data", phase
         raise UserError(f"stream.name: unknown stream {name}{nearest(name, known)}.")
     entries = stream.tasks or [{"task": key, "year": year} for year, keys in known[name].items() for key in keys]
     catalogue = datasets.catalogue(Path(data_dir))
-    tasks, seen = [], Counter()
-    for position, entry in enumerate(entries, start=1):
-        dataset, year, meta = _parse(entry, catalogue, f"stream.tasks, task {position}")
-        seen[dataset.folder] += 1
-        tasks.append(dict(task=dataset.key, name=dataset.name, year=year, occurrence=seen[dataset.folder],
-                          domain=dataset.domain, kind=dataset.kind, num_classes=dataset.classes, meta=meta, dataset=dataset))
-    if any(early["year"] > late["year"] for early, late in zip(tasks, tasks[1:], strict=False)):
+    listed = [_parse(entry, catalogue, f"stream.tasks, task {position}") for position, entry in enumerate(entries, start=1)]
+    if stream.order != "shuffled" and any(early[1] > late[1] for early, late in zip(listed, listed[1:], strict=False)):
         raise UserError(f"stream {name}: the tasks are not in the order of their years.")
-    if phase == "meta_train":
-        tasks = [task for task in tasks if task["meta"] == "train"]
-        if not tasks:
-            raise UserError(f"stream {name}: phase meta_train needs a task with meta: train (or a year before "
-                            f"{FIRST_META_TEST_YEAR}).")
-    missing = [Task(index=0, **task) for task in tasks if datasets.is_missing(task["dataset"])]
-    if missing and not stream.allow_missing:
-        lines = dict.fromkeys(f"  {task.dataset.name:<28.28} {task.dataset.folder.absolute()}" for task in missing)
-        raise MissingData("\n".join([
-            f"stream {name}: {len(lines)} data sets are missing. Each belongs in its folder:", *lines, datasets.LAYOUT,
-            "To go on without them: stream.allow_missing=true, which marks the results as partial."]))
-    present = [task for task in tasks if not datasets.is_missing(task["dataset"])]
-    if not present:
-        raise MissingData(f"stream {name}: the data of every task are missing.")
-    return Stream(name, [Task(index=index, **task) for index, task in enumerate(present)], missing)
+    listed = _ordered(_kept(listed, stream.keep, stream.keep_seed), stream.order, stream.order_seed)
+    variants = [f"{stream.keep}{f', seed {stream.keep_seed}' if 'random' in stream.keep else ''}"] * (stream.keep != "all")
+    variants += [f"{stream.order}, seed {stream.order_seed}"] * (stream.order != "chronological")
+    name += f" ({'; '.join(variants)})" if variants else ""  # numbers of a variant must not pass for those of the stream
+    if not listed:
+        raise UserError(f"stream {name}: no task is left.")
+    tasks, seen = [], Counter()
+    for dataset, year, meta in listed:
+        seen[dataset.folder] += 1
+        if phase == "meta_test" or meta == "train":
+            tasks.append(Task(len(tasks), dataset.key, dataset.name, year, seen[dataset.folder], dataset.domain, dataset.kind,
+                              dataset.classes, meta, dataset))
+    if not tasks:
+        raise UserError(f"stream {name}: phase meta_train needs a task with meta: train (or a year before "
+                        f"{FIRST_META_TEST_YEAR}).")
+    return name, tasks
+
+
+def named_streams() -> dict[str, dict[int, list[str]]]:
+    """{name: {year: keys of data sets}}."""
+    return read_yaml((datasets.PACKAGE / "streams.yaml").read_text(encoding="utf-8"), "streams.yaml")
+
+
+def _kept(listed: list[tuple], rule: str, seed: int) -> list[tuple]:
+    """The tasks that an ablation (paper, Table 5) leaves: it takes away from S_Tr alone. `listed`: (data set, year, meta)."""
+    train = [number for number, (_, _, meta) in enumerate(listed) if meta == "train"]
+    counted = re.fullmatch(r"(without_first_|without_last_|random:|without_random:)(\d+)", rule)
+    if rule == "all":
+        return listed
+    if rule == "without_imagenet":
+        dropped = [number for number in train if listed[number][0].key == "imagenet2012"]
+        if not dropped:
+            raise UserError(f"stream.keep={rule}: ImageNet is no meta-train task of this stream.")
+    elif counted:
+        word, count = counted[1], int(counted[2])
+        if count > len(train):
+            raise UserError(f"stream.keep={rule}: the stream has only {len(train)} meta-train tasks.")
+        drawn = _permuted(train, f"keep {seed}")
+        dropped = {"without_first_": train[:count], "without_last_": train[len(train) - count:],
+                   "random:": drawn[count:], "without_random:": drawn[:count]}[word]
+    else:
+        raise UserError(f"stream.keep cannot be {rule!r}{nearest(rule, KEEP)}.")
+    return [task for number, task in enumerate(listed) if number not in dropped]
+
+
+def _ordered(listed: list[tuple], order: str, seed: int) -> list[tuple]:
+    """Every task stays, and stays in S_Tr or S_Ts, wherever it goes."""
+    if order == "shuffled":
+        return _permuted(listed, f"order {seed}")
+    if order == "within_years":
+        years = dict.fromkeys(year for _, year, _ in listed)
+        return [task for year in years for task in _permuted([task for task in listed if task[1] == year], f"{year} {seed}")]
+    return listed
+
+
+def _permuted(items: list, purpose: str) -> list:
+    draws = random.Random(purpose)  # its random() alone is promised to be the same in every version of Python
+    return sorted(items, key=lambda _: draws.random())
+
+
+def _what_is_missing(name: str, stream: StreamConfig, missing: list[Task], data_dir: str | Path) -> str:
+    lines, published = [], []
+    for dataset in _datasets(missing):
+        lacks = "" if datasets.is_missing(dataset) else f"  lacks {fetch.few(fetch.absent(dataset))}"
+        lines.append(f"  {dataset.name:<28.28} {dataset.folder.absolute()}{lacks}")
+        published += [dataset.key] * bool(dataset.files)
+    command = f"python -m nevis_lite.stream prepare {' '.join(published if stream.tasks else [stream.name or 'short'])}"
+    command += f" --data {data_dir}" if str(data_dir) != DataConfig().dir else ""
+    return "\n".join([f"stream {name}: {len(lines)} data sets are missing. Each belongs in its folder:", *lines,
+                      datasets.LAYOUT, *[f"What can be fetched, and what to do about the rest: {command}"] * bool(published),
+                      "To go on without them: stream.allow_missing=true, which marks the results as partial."])
+
+
+def _datasets(tasks: list[Task]) -> list[DataSet]:
+    """Each data set once, in the order of its first task."""
+    return list({task.dataset.folder: task.dataset for task in tasks}.values())
 
 
 def _parse(entry, catalogue: dict[str, DataSet], where: str) -> tuple[DataSet, int, str]:
@@ -133,3 +207,98 @@ class Access:
         if not 0 <= task <= self.now:
             raise ProtocolError(f"A learner at task {self.now} cannot see task {task}.")
         return self._open(task, name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command
+
+
+def table_of_streams() -> str:
+    lines = [f"{'stream':<20} {'tasks':>5} {'meta-train':>10} {'meta-test':>9} {'data sets':>9}  years"]
+    for name, years in named_streams().items():
+        train = sum(len(keys) for year, keys in years.items() if year < FIRST_META_TEST_YEAR)
+        total, distinct = sum(map(len, years.values())), len({key for keys in years.values() for key in keys})
+        lines.append(f"{name:<20} {total:>5} {train:>10} {total - train:>9} {distinct:>9}  {min(years)} to {max(years)}")
+    return "\n".join(lines)
+
+
+def table_of_tasks(name: str, tasks: list[Task]) -> str:
+    lines = [f"{'#':>3}  {'year':<4}  {'task':<24} {'domain':<9} {'kind':<12} {'classes':>7} {'occurrence':>10} {'meta':<5}  "
+             "name"]
+    for task in tasks:
+        lines.append(f"{task.index:>3}  {task.year:<4}  {task.task:<24} {task.domain:<9} {task.kind or '-':<12} "
+                     f"{task.num_classes or '-':>7} {task.occurrence:>10} {task.meta:<5}  {task.name}")
+    train = sum(task.meta == "train" for task in tasks)
+    return "\n".join([*lines, f"stream {name}: {len(tasks)} tasks, {train} meta-train and {len(tasks) - train} meta-test, "
+                              f"of {len(_datasets(tasks))} data sets"])
+
+
+def find_datasets(names: list[str], data_dir: Path) -> list[DataSet]:
+    """The data sets of named streams, or those that are named themselves; each once."""
+    known, catalogue, found = named_streams(), datasets.catalogue(data_dir), {}
+    for name in names:
+        if name in known:
+            found |= {key: catalogue[key] for keys in known[name].values() for key in keys}
+        elif name in catalogue:
+            found[name] = catalogue[name]
+        else:
+            raise UserError(f"{name} is neither a stream nor a data set{nearest(name, [*known, *catalogue])}.")
+    return list(found.values())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns its exit code: 0 all there, 2 wrong use, 3 data missing, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m nevis_lite.stream", allow_abbrev=False,
+                                     description="List the streams, and get and check the data of their tasks.",
+                                     epilog="example: python -m nevis_lite.stream prepare short --data data")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    defaults = DataConfig()
+    add = commands.add_parser("list", allow_abbrev=False, help="all streams, or the tasks of one")
+    add.add_argument("name", nargs="?", metavar="NAME", help="a stream")
+    add.add_argument("overrides", nargs="*", metavar="key=value", help="of a stream: order, order_seed, keep, keep_seed")
+    for name, help in (("check", "what is there of each data set: a row each"),
+                       ("prepare", "fetch what can be fetched, say what to do about the rest, build the pixel caches")):
+        add = commands.add_parser(name, allow_abbrev=False, help=help, description=help)
+        add.add_argument("names", nargs="+", metavar="NAME", help="a stream, or a data set by its key")
+        add.add_argument("--data", default=defaults.dir, metavar="DIR", help="data folder (default: %(default)s)")
+        add.add_argument("--cache-side", type=int, default=defaults.cache_side, metavar="N",
+                         help="data.cache_side of the runs that will use the cache (default: %(default)s)")
+    add.add_argument("--raw", type=Path, metavar="DIR", help="link files that already lie in DIR/<key>/ or in DIR")
+    add.add_argument("--stop-at-first", action="store_true", help="stop at the first data set that fails (default: go on)")
+    add.add_argument("--accept-new-checksum", action="store_true", help="take files that were packed anew since we knew them")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "list":
+            print(table_of_tasks(*plan(_stream_of(arguments))) if arguments.name else table_of_streams())
+            return 0
+        settings = config.from_dict({"data": {"dir": arguments.data, "cache_side": arguments.cache_side}}, "--cache-side").data
+        found = find_datasets(arguments.names, Path(arguments.data))
+        if arguments.command == "check":
+            text, complete = doctor.check(found, settings)
+            print(text)
+            return 0 if complete else MissingData.code
+        failed = doctor.prepare(found, settings, arguments.raw, arguments.accept_new_checksum, arguments.stop_at_first)
+        print("\n".join([f"{len(found) - len(failed)} of {len(found)} data sets are ready.",
+                         *(f"  {key}: {words}" for key, words in failed.items())]))
+        return MissingData.code if failed else 0
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.code
+    except OSError as error:
+        print(f"{error.filename or 'Writing'}: {error.strerror or error}.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nStopped; the same command goes on with what is left.", file=sys.stderr)
+        return 130
+
+
+def _stream_of(arguments) -> StreamConfig:
+    content = {"name": arguments.name}
+    for override in arguments.overrides:
+        key, _, value = override.partition("=")
+        content[key] = read_yaml(value, override)
+    return config.from_dict({"stream": content}, " ".join(arguments.overrides)).stream
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,15 +1,24 @@
+import functools
 import gzip
+import os
 import struct
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from PIL import Image
+from published import encode, zipped
 
-from nevis_lite import data, stream
+from nevis_lite import cache, datasets, fetch, stream, train
 from nevis_lite.baselines import View
+from nevis_lite.cache import folder_of, meta_of
 from nevis_lite.config import Config, DataConfig, MissingData, StreamConfig, UserError
 from nevis_lite.data import Split
+from nevis_lite.datasets import DataSet
 from nevis_lite.stream import Access, ProtocolError
 
 SHORT = """coil100 mnist pascal_voc2005 caltech_categories uiuc_cars pascal_voc2006 caltech101 ig02 scenes15 voc2007 lfw sketch
@@ -65,13 +74,12 @@ def test_short_without_data_lists_its_28_data_sets(tmp_path):
     lines = str(error.value).splitlines()
     folders = [line.split()[-1] for line in lines if line.startswith("  ")]
     assert folders == [str(tmp_path / key) for key in dict.fromkeys(SHORT)]
-    assert "allow_missing" in lines[-1]
+    assert f"python -m nevis_lite.stream prepare short --data {tmp_path}" in lines[-2] and "allow_missing" in lines[-1]
 
 
 def test_short_is_24_meta_train_tasks_and_5_meta_test_tasks(tmp_path):
     for key in SHORT:
-        (tmp_path / key).mkdir(exist_ok=True)
-        (tmp_path / key / "file").touch()
+        (tmp_path / key / "train").mkdir(parents=True, exist_ok=True)  # own class folders
     short = stream.load("short", tmp_path)
     assert [task.task for task in short] == SHORT
     assert [task.meta for task in short] == ["train"] * 24 + ["test"] * 5
@@ -108,6 +116,169 @@ def test_only_missing_tasks_of_the_phase_count(tmp_path):
 def test_an_unknown_stream_is_answered_with_the_nearest_name(tmp_path):
     with pytest.raises(UserError, match="unknown stream shrt; did you mean short"):
         stream.load("shrt", tmp_path)
+
+
+# ---- the paper's streams, orders and ablations
+
+
+@functools.cache
+def all_entries() -> dict:
+    return datasets.catalogue(Path("data"))
+
+
+def planned(name="full", phase="meta_test", **options) -> list:
+    entries = all_entries()
+    with patch.object(datasets, "catalogue", lambda folder: entries):
+        return stream.plan(StreamConfig(name=name, **options), phase=phase)[1]
+
+
+def keys(tasks, meta=None) -> list:
+    return [(task.year, task.task) for task in tasks if meta in (None, task.meta)]
+
+
+@pytest.mark.parametrize("name, train_tasks, test_tasks, distinct", [
+    ("full", 79, 27, 97), ("short", 24, 5, 28), ("tiny", 6, 1, 6), ("debug", 2, 0, 2), ("imagenet_only", 1, 0, 1),
+    ("major_domain_only", 43, 27, 64), ("large_dataset_only", 40, 27, 64), ("demo", 8, 4, 11)])
+def test_sizes_of_the_streams(name, train_tasks, test_tasks, distinct):
+    tasks = planned(name)
+    assert (len(keys(tasks, "train")), len(keys(tasks, "test"))) == (train_tasks, test_tasks)
+    assert len({task.task for task in tasks}) == distinct and [task.index for task in tasks] == list(range(len(tasks)))
+    assert all(task.kind and task.num_classes for task in tasks)
+
+
+def test_nine_data_sets_occur_twice_in_the_full_stream():
+    twice = {key: [task.year for task in planned() if task.task == key] for key, count in
+             Counter(task.task for task in planned()).items() if count > 1}
+    assert twice == {"brodatz": [1998, 2011], "olivetti_face": [1998, 2010], "coil20": [2000, 2019], "coil100": [2001, 2019],
+                     "mnist": [2004, 2015], "caltech101": [2005, 2016], "scenes15": [2008, 2019],
+                     "imagenet2012": [2011, 2021], "oxford_flowers102": [2011, 2021]}
+    multi_label = {task.task for task in planned() if task.kind == "multi_label"}
+    assert multi_label == {"voc2007", "voc2012", "celeb_a", "sun_attributes", "voc_actions", "iaprtc12", "nih_chest_xray",
+                           "awa2", "biwi"}
+
+
+@pytest.mark.parametrize("name", ["major_domain_only", "large_dataset_only"])
+def test_parts_of_the_full_stream_keep_its_order_and_all_of_its_meta_test_tasks(name):
+    part, everything = keys(planned(name)), iter(keys(planned()))
+    assert all(task in everything for task in part)  # a subsequence
+    assert keys(planned(name), "test") == keys(planned(), "test")
+
+
+def test_the_major_stream_leaves_out_seven_domains():
+    left_out = Counter(keys(planned())) - Counter(keys(planned("major_domain_only")))
+    domains = {task.task: task.domain for task in planned()}
+    assert {domains[key] for _, key in left_out} == {"satellite", "face", "texture", "shape", "ocr", "quality", "medical"}
+    kept = {domains[key] for year, key in keys(planned("major_domain_only"), "train")} - {"object", "scene", "counting"}
+    assert kept <= {"ocr"}  # SVHN, which the reference counts as objects
+
+
+@pytest.mark.parametrize("keep, count", [
+    ("all", 79), ("without_imagenet", 78), ("without_first_30", 49), ("without_last_30", 49), ("without_first_79", 0),
+    ("without_last_0", 79), ("random:40", 40), ("random:43", 43), ("random:79", 79), ("without_random:30", 49)])
+def test_ablations_take_from_meta_train_alone(keep, count):
+    for seed in (0, 1):
+        tasks, everything = planned(keep=keep, keep_seed=seed), iter(keys(planned()))
+        assert len(keys(tasks, "train")) == count and keys(tasks, "test") == keys(planned(), "test")
+        assert all(task in everything for task in keys(tasks))  # in the order that they had
+
+
+def test_which_tasks_the_ablations_take():
+    everything = keys(planned(), "train")
+    assert keys(planned(keep="without_first_30"), "train") == everything[30:]
+    assert everything[30:36] == [(2011, key) for key in ("oxford_flowers102", "belgium_tsc", "german_tsr", "brodatz",
+                                                         "vistex")] + [(2012, "umd")]
+    assert keys(planned(keep="without_last_30"), "train") == everything[:-30]
+    assert everything[-31] == (2015, "sun397") and everything[-30] == (2015, "cifar10")
+    gone = Counter(everything) - Counter(keys(planned(keep="without_imagenet"), "train"))
+    assert list(gone) == [(2011, "imagenet2012")]
+
+
+def test_random_ablations_are_drawn_by_seed():
+    drawn = [keys(planned(keep="random:40", keep_seed=seed), "train") for seed in (0, 0, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] != drawn[3] != drawn[0]
+    times = Counter(task for seed in range(200) for task in keys(planned("demo", keep="random:4", keep_seed=seed), "train"))
+    assert len(times) == 8 and all(70 < count < 130 for count in times.values())  # 100 expected, deviation 7
+
+
+@pytest.mark.parametrize("keep, words", [
+    ("without_first_80", "only 79 meta-train tasks"), ("random:80", "only 79"), ("without", "cannot be 'without'"),
+    ("random", "did you mean random:43"), ("random:-1", "cannot be"), ("imagenet", "did you mean without_imagenet")])
+def test_impossible_ablations_are_refused(keep, words):
+    with pytest.raises(UserError, match="stream.keep") as error:
+        planned(keep=keep)
+    assert words in str(error.value)
+
+
+def test_an_ablation_without_effect_is_refused_and_one_that_leaves_nothing_too():
+    with pytest.raises(UserError, match="ImageNet is no meta-train task"):
+        planned("demo", keep="without_imagenet")
+    with pytest.raises(UserError, match="no task is left"):
+        planned("debug", keep="without_first_2")
+    with pytest.raises(UserError, match="meta_train needs"):
+        planned(keep="random:0", phase="meta_train")
+
+
+@pytest.mark.parametrize("name", ["full", "short", "large_dataset_only"])
+@pytest.mark.parametrize("order", ["within_years", "shuffled"])
+def test_no_order_loses_a_task_or_changes_its_side(name, order):
+    before = planned(name)
+    for seed in range(5):
+        after = planned(name, order=order, order_seed=seed)
+        assert Counter(keys(after, "train")) == Counter(keys(before, "train"))
+        assert Counter(keys(after, "test")) == Counter(keys(before, "test"))
+        assert keys(after) == keys(planned(name, order=order, order_seed=seed)) != keys(before)
+        assert [task.index for task in after] == list(range(len(before)))
+        for key, group in Counter(task.task for task in after).items():
+            assert [task.occurrence for task in after if task.task == key] == list(range(1, group + 1))
+    assert keys(planned(name, order=order, order_seed=0)) != keys(planned(name, order=order, order_seed=1))
+
+
+def test_an_order_within_years_keeps_the_years():
+    for seed in range(5):
+        assert [task.year for task in planned(order="within_years", order_seed=seed)] == [task.year for task in planned()]
+
+
+def test_meta_test_tasks_go_anywhere_in_a_shuffled_stream():
+    places = [task.index for seed in range(40) for task in planned(order="shuffled", order_seed=seed) if task.meta == "test"]
+    assert len(places) == 40 * 27 and min(places) < 5 and max(places) > 100 and 48 < np.mean(places) < 57
+
+
+def test_meta_train_of_a_shuffled_stream_is_its_order_without_the_others():
+    whole, first = (planned(order="shuffled", phase=phase) for phase in ("meta_test", "meta_train"))
+    assert keys(first) == keys(whole, "train") and len(first) == 79
+
+
+def test_permutations_are_the_same_everywhere():
+    order = [task.task for task in planned("demo", order="shuffled", order_seed=3)]
+    assert order == ["demo_mnist", "demo_mnist", "demo_fashion_mnist", "demo_mnist_rot", "demo_textures", "demo_icons_b",
+                     "demo_icon_parts", "demo_clipart_keywords", "demo_faces", "demo_optical_digits", "demo_landsat",
+                     "demo_icons_a"]
+
+
+def test_a_variant_bears_another_name():
+    def name(**options):
+        return stream.load(StreamConfig(name="demo", **options)).name
+
+    assert name() == "demo" and name(order="shuffled", order_seed=2) == "demo (shuffled, seed 2)"
+    assert name(keep="without_last_3", order="within_years") == "demo (without_last_3; within_years, seed 0)"
+    assert name(keep="random:3", keep_seed=7) == "demo (random:3, seed 7)"
+
+
+def test_own_lists_can_be_shuffled_and_need_no_order_then(tmp_path):
+    folder = str(class_folders(tmp_path / "pets"))
+    tasks = [{"folder": folder, "year": year} for year in (2020, 2000, 2010)]
+    own = stream.load(StreamConfig(tasks=tasks, order="shuffled"))
+    assert {(task.year, task.meta) for task in own} == {(2020, "test"), (2000, "train"), (2010, "train")}
+
+
+def test_a_shuffled_run_reports_on_the_same_tasks(settings, tmp_path):
+    results = train.run(settings(stream={"name": "four", "order": "shuffled", "order_seed": 1}), tmp_path / "run")
+    rows = results["tasks"]
+    assert [row["year"] for row in rows] != sorted(row["year"] for row in rows)
+    judged = [row for row in rows if row["meta"] == "test"]
+    assert {row["year"] for row in judged} == {2019, 2021} and {row["split"] for row in rows} == {"test"}
+    assert results["error"] == pytest.approx(np.mean([row["error"] for row in judged]))
+    assert results["stream"] == "four (shuffled, seed 1)"
 
 
 # ---- own lists
@@ -195,7 +366,7 @@ def view(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     folder = class_folders(root / "pets", 40)
     tasks = stream.load([{"folder": str(folder), "year": year} for year in (2000, 2001, 2002, 2003)]).tasks
-    caches = [data.prepare(task.dataset, DataConfig(dir=str(root))) for task in tasks]
+    caches = [cache.prepare(task.dataset, DataConfig(dir=str(root))) for task in tasks]
     access = Access(2, lambda task, name: Split(caches[task], name, "cpu"))
     return View(tasks[2], access, [], Config(), "cpu", 1, 1)
 
@@ -230,3 +401,189 @@ def test_a_subset_of_a_test_split_is_refused_too(view, name):
         view.subset(name)
     with pytest.raises(ProtocolError):
         view.features(None, name)
+
+
+# ---- the command
+
+
+def picture_zip(count=24) -> bytes:
+    return zipped({f"photos/{'ab'[number % 2]}/{number:02}.png": encode(number) for number in range(count)})
+
+
+@pytest.fixture
+def catalogue(tmp_path, monkeypatch):
+    """Four published data sets: one to download, one by hand, one of two parts, and one whose archive is damaged."""
+    def entry(key, *files, **facts):
+        options = {"parts": [{"pattern": r"/(?P<label>[ab])/[^/]+\.png$"}]}
+        return DataSet(key, key.title(), tmp_path / "data" / key, "single_label", 2, reader="by_name", options=options,
+                       files=list(files), **facts)
+
+    entries = {"net": entry("net", {"name": "net.zip", "url": "http://x/net.zip"}),
+               "hand": entry("hand", {"name": "hand.zip", "url": "http://x/page", "manual": "Log in and accept the rules."}),
+               "parts": entry("parts", {"name": "1.zip", "url": "http://x/1"}, {"name": "2.zip", "url": "http://x/2"}),
+               "broken": entry("broken", {"name": "broken.zip", "url": "http://x/broken"})}
+    monkeypatch.setattr(datasets, "catalogue", lambda data_dir: entries)
+    return entries
+
+
+@pytest.fixture
+def web(monkeypatch):
+    """{file name: content} of what the net has; `asked` lists what was fetched."""
+    content = {"net.zip": picture_zip(), "1.zip": picture_zip(), "broken.zip": b"PK no zip"}
+    asked = []
+
+    def fetch_file(file, folder, report=print, accept_new_checksum=False):
+        asked.append(file["name"])
+        if file["name"] not in content:
+            raise fetch.FetchError(f"{file['name']} cannot be fetched (x: HTTP 404).\nby hand")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file["name"]).write_bytes(content[file["name"]])
+
+    monkeypatch.setattr(fetch, "fetch", fetch_file)
+    return asked
+
+
+def call(tmp_path, command, *words) -> int:
+    return stream.main([command, *words, "--data", str(tmp_path / "data")])
+
+
+def test_prepare_goes_on_past_what_fails_and_says_what_to_do(tmp_path, catalogue, web, capsys):
+    assert call(tmp_path, "prepare", "broken", "hand", "parts", "net") == 3
+    told = capsys.readouterr().out
+    assert "[4/4] net: ready, 24 images, 2 classes" in told and "1 of 4 data sets are ready" in told
+    assert "not a whole archive" in told and "2.zip cannot be fetched (x: HTTP 404)" in told
+    assert f"by hand, into {tmp_path}/data/hand:" in told and "hand.zip: Log in and accept the rules. (http://x/page)" in told
+    assert [line.split(":")[0] for line in told.splitlines()[-3:]] == ["  broken", "  hand", "  parts"]
+    assert web == ["broken.zip", "1.zip", "2.zip", "net.zip"]
+
+
+def test_prepare_again_does_what_is_left(tmp_path, catalogue, web, capsys):
+    call(tmp_path, "prepare", "net", "parts")
+    (tmp_path / "data" / "parts" / "2.zip").write_bytes(picture_zip())
+    web.clear()
+    assert call(tmp_path, "prepare", "net", "parts") == 0 and not web
+    assert "[2/2] parts: ready, 48 images" in capsys.readouterr().out
+
+
+def test_the_cache_is_the_one_that_training_uses(tmp_path, catalogue, web):
+    assert call(tmp_path, "prepare", "net") == 0
+    (built,) = (tmp_path / "data" / "cache").iterdir()
+    assert folder_of(catalogue["net"], DataConfig(dir=str(tmp_path / "data"))) == built
+    before = built.stat().st_mtime_ns
+    assert cache.prepare(catalogue["net"], DataConfig(dir=str(tmp_path / "data"))) == built
+    assert built.stat().st_mtime_ns == before
+    assert call(tmp_path, "prepare", "net", "--cache-side", "5") == 0
+    assert len(list((tmp_path / "data" / "cache").iterdir())) == 2
+
+
+def test_stop_at_first(tmp_path, catalogue, web, capsys):
+    assert call(tmp_path, "prepare", "hand", "net", "--stop-at-first") == 3
+    assert not web and "net" not in capsys.readouterr().out
+
+
+def test_files_at_hand_are_used(tmp_path, catalogue, web, capsys):
+    (tmp_path / "raw" / "parts").mkdir(parents=True)
+    (tmp_path / "raw" / "hand.zip").write_bytes(picture_zip())
+    (tmp_path / "raw" / "parts" / "2.zip").write_bytes(picture_zip())
+    assert call(tmp_path, "prepare", "hand", "parts", "--raw", str(tmp_path / "raw")) == 0
+    assert web == ["1.zip"] and (tmp_path / "data" / "hand" / "hand.zip").is_symlink()
+    assert call(tmp_path, "prepare", "net", "--raw", str(tmp_path / "nowhere")) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_a_file_by_hand_that_is_another_edition_is_used_and_told(tmp_path, catalogue, web, capsys):
+    catalogue["hand"].files[0]["md5"] = "0" * 32
+    (tmp_path / "data" / "hand").mkdir(parents=True)
+    (tmp_path / "data" / "hand" / "hand.zip").write_bytes(picture_zip())
+    assert call(tmp_path, "prepare", "hand") == 0
+    assert "hand: hand.zip is another edition than the known one, or damaged (md5" in capsys.readouterr().out
+
+
+def test_any_fault_of_one_data_set_leaves_the_others_alone(tmp_path, catalogue, web, capsys, monkeypatch):
+    monkeypatch.setattr(cache, "prepare", lambda dataset, settings: 1 / 0)
+    assert call(tmp_path, "prepare", "net", "parts") == 3
+    assert "net: ZeroDivisionError: division by zero" in capsys.readouterr().out and web == ["net.zip", "1.zip", "2.zip"]
+
+
+def test_interrupted(tmp_path, catalogue, monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch, "fetch", interrupt)
+    assert call(tmp_path, "prepare", "net") == 130 and "goes on with what is left" in capsys.readouterr().err
+
+
+def test_check_tells_the_state_of_each_data_set(tmp_path, catalogue, web, capsys):
+    call(tmp_path, "prepare", "net", "parts")
+    (tmp_path / "data" / "broken").mkdir()
+    (tmp_path / "data" / "broken" / "broken.zip").write_bytes(b"x" * 2500)
+    capsys.readouterr()
+    assert call(tmp_path, "check", *catalogue) == 3
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["net"][1:3] == ["cached", "2"] and sum(map(int, rows["net"][3:7])) == 24
+    assert rows["hand"][1] == "manual" and rows["parts"][1] == "partial" and rows["parts"][-2:] == ["lacks", "2.zip"]
+    assert rows["broken"][1] == "ready" and rows["broken"][7:9] == ["2.5", "kB"]
+    assert call(tmp_path, "check", "net") == 0
+    web.clear()
+    (tmp_path / "data" / "net" / "net.zip").unlink()
+    assert call(tmp_path, "check", "net") == 3 and "downloadable" in capsys.readouterr().out and not web
+
+
+def test_the_digest_of_the_splits_tells_which_images_and_labels(tmp_path, catalogue, web):
+    def splits(dataset, data_dir=tmp_path / "data"):
+        return meta_of(cache.prepare(dataset, DataConfig(dir=str(data_dir))))["splits"]
+
+    call(tmp_path, "prepare", "net")
+    first = splits(catalogue["net"])
+    assert set(first) == set(datasets.SPLITS) and all(len(digest) == 12 for digest in first.values())
+    moved = DataSet("net", "Net", tmp_path / "moved", "single_label", 2, reader="by_name", options=catalogue["net"].options)
+    moved.folder.mkdir()
+    (moved.folder / "net.zip").write_bytes(picture_zip())
+    assert splits(moved) == first  # wherever it lies
+    swapped = DataSet("net", "Net", moved.folder, "single_label", 2, reader="by_name", options=moved.options, labels=["b", "a"])
+    assert all(splits(swapped)[name] != first[name] for name in first)
+    folders = [DataSet("pets", "Pets", class_folders(tmp_path / place / "pets")) for place in ("here", "there")]
+    assert splits(folders[0]) == splits(folders[1])
+    digits = DataSet("digits", "Digits", idx_files(tmp_path / "digits"))
+    assert len(set(splits(digits).values())) == 4
+
+
+def test_a_partial_data_set_is_missing(tmp_path, catalogue):
+    (tmp_path / "data" / "parts").mkdir(parents=True)
+    (tmp_path / "data" / "parts" / "1.zip").touch()
+    with pytest.raises(MissingData, match="lacks 2.zip") as error:
+        stream.load([{"task": "parts", "year": 2000}], tmp_path / "data")
+    assert "python -m nevis_lite.stream prepare parts" in str(error.value)
+
+
+def test_list_shows_streams_and_tasks(capsys):
+    assert stream.main(["list"]) == 0
+    assert "full                   106         79        27        97  1992 to 2021" in capsys.readouterr().out
+    assert stream.main(["list", "demo", "keep=without_first_7"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 7 and told[1].split() == ["0", "2017", "demo_faces", "face", "single_label", "2", "1", "train", "faces"]
+    assert told[-1] == "stream demo (without_first_7): 5 tasks, 1 meta-train and 4 meta-test, of 5 data sets"
+
+
+@pytest.mark.parametrize("words, told", [
+    (["list", "ful"], "unknown stream ful; did you mean full"), (["list", "demo", "keep=x"], "stream.keep cannot be 'x'"),
+    (["list", "demo", "kep=all"], "unknown key stream.kep; did you mean stream.keep"),
+    (["check", "mnst"], "mnst is neither a stream nor a data set; did you mean mnist"),
+    (["prepare", "demo", "--cache-side", "-1"], "cache_side must be at least 0")])
+def test_wrong_words_are_answered_in_a_sentence(words, told, capsys):
+    assert stream.main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "full"], ["check", "full", "--data", "nowhere"]])
+def test_a_look_needs_no_torch(words):
+    code = f"import sys; from nevis_lite import stream; stream.main({words}); assert 'torch' not in sys.modules"
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0 and done.stdout, done.stderr
+    assert os.times().children_user - before.children_user < 2
+
+
+def test_every_named_data_set_is_in_the_catalogue(tmp_path):
+    known = datasets.catalogue(tmp_path)
+    assert {key for years in stream.named_streams().values() for group in years.values() for key in group} <= set(known)
