@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -70,7 +71,7 @@ def prepare(dataset: DataSet, config: DataConfig) -> Path:
         _check_labels(examples.labels, classes, f"{dataset.folder}, {name}")
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
     try:
-        content, sides, sizes, bad = hashlib.sha256(), [], {}, []
+        content, sides, sizes, bad = hashlib.sha256(), array("l"), {}, []
         total = sum(len(examples) for examples in splits.values())
         with tqdm(total=total, desc=f"caching {dataset.name}", unit=" images", disable=None, leave=False) as bar:
             for name, examples in splits.items():
@@ -138,9 +139,9 @@ def _check_labels(labels: np.ndarray, classes: int, where: str):
         raise UserError(f"{where}: labels must lie in 0..{classes - 1}; found {labels.min()} to {labels.max()}.")
 
 
-def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, content, sides: list, bar) -> list[dict]:
+def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, content, sides: array, bar) -> list[dict]:
     """Write one split's three files; feed the digest `content` and the native `sides`; return a row for each broken image."""
-    index, kept, bad, offset = [], [], [], 0
+    index, kept, bad, offset = array("q"), array("l"), [], 0  # arrays, since ImageNet's million rows as tuples take a gigabyte
     with open(folder / f"{name}.pixels", "wb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
         numbers = iter(range(len(examples)))
         while chunk := list(islice(numbers, 512)):  # a bounded number of decoded images in memory
@@ -151,16 +152,16 @@ def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, c
                     continue
                 pixels, side = decoded
                 file.write(pixels.tobytes())
-                index.append((offset, *pixels.shape))
+                index.extend((offset, *pixels.shape))
                 kept.append(number)
                 sides.append(side)
                 offset += pixels.size
                 content.update(pixels)
         if not offset:
             raise UserError(f"No image of the {name} split can be read, for example {bad[0]['image']} ({bad[0]['error']}).")
-    labels = examples.labels[kept]
+    labels = examples.labels[np.frombuffer(kept, kept.typecode)]
     content.update(np.ascontiguousarray(labels))
-    np.save(folder / f"{name}.index.npy", np.array(index, np.int64))
+    np.save(folder / f"{name}.index.npy", np.frombuffer(index, np.int64).reshape(-1, 4))
     np.save(folder / f"{name}.labels.npy", labels)
     return bad
 
