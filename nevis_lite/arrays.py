@@ -40,7 +40,7 @@ def need(module: str, title: str, name: str):
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(f"{name}: needs {title}: pip install 'nevis_lite[readers]'") from None
+        raise UserError(f"{name}: needs {title}: pip install {module.split('.')[0]}") from None
 
 
 def _table(images, labels, split: str, name: str) -> Table:

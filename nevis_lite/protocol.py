@@ -26,7 +26,7 @@ import torchvision
 import nevis_lite
 from nevis_lite import baselines, cache, config, cost, fit, flops, metrics, models, stream
 from nevis_lite.baselines import Baseline, Past, View
-from nevis_lite.config import Config, UserError
+from nevis_lite.config import Config, UserError, nearest
 from nevis_lite.data import EndlessStream, Split
 from nevis_lite.progress import Progress
 from nevis_lite.run_folder import RunFolder, write_atomic, write_json
@@ -84,16 +84,19 @@ class Setup:
 
 
 def set_up(settings: Config) -> Setup:
-    """Check everything that can be checked before training: names, data (cached here), device. UserError or MissingData."""
+    """Check everything that can be checked before training: names, data, device. UserError or MissingData.
+
+    The pixel caches that are missing are built here, of all splits, and their labels checked for range; after this, test
+    splits are opened by the evaluator alone.
+    """
     loaded = stream.load(settings.stream, settings.data.dir, settings.phase)
     baseline = baselines.choose(settings.baseline)
     device = fit.pick_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    try:
-        backbone = models.build(settings.model.name)
-    except ValueError as error:
-        raise UserError(f"model.name: {error}") from None
+    if settings.model.name not in models.MODELS:
+        raise UserError(f"model.name: unknown model {settings.model.name}{nearest(settings.model.name, models.MODELS)}.")
+    backbone = models.build(settings.model.name)
     folders = [cache.prepare(task.dataset, settings.data) for task in loaded]
     tasks = []
     for task, folder in zip(loaded, folders, strict=True):
