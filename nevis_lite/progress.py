@@ -19,7 +19,7 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """Time left is told from FLOPs: what is still to do, at the speed of this session so far."""
+    """Time left is told from FLOPs: what is still to do, at the speed since this start."""
 
     def __init__(self, planned: list[int], flops_done: int):
         """`planned`: FLOPs of each task; `flops_done`: of them, what an earlier session did."""
