@@ -17,11 +17,11 @@ lint: .venv/installed-dev
 # The stamps make the second call instant and an interrupted installation start again.
 .venv/installed: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -r requirements.txt
+	$(BIN)/pip install -r requirements.txt
 	touch $@
 
 .venv/installed-dev: pyproject.toml .venv/installed
-	$(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install -e '.[dev]'
 	touch $@
 
 clean:

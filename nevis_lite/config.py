@@ -41,7 +41,7 @@ def option(default, text: str, **checks):
 
 @dataclass
 class StreamConfig:
-    name: str | None = option(None, "a stream of streams.yaml: demo, short (the default); or a name for your own list")
+    name: str | None = option(None, "short (the default), demo, full, ...: see `stream list`; or a name for your own")
     tasks: list = option([], "your own list of tasks: {name, year, folder or idx, meta: train or test}")
     order: str = option("chronological", "chronological; within_years permutes the tasks of each year, shuffled all tasks",
                         choices=("chronological", "within_years", "shuffled"))

@@ -45,10 +45,14 @@ def seconds_of(setup, task, batch: int) -> tuple[float, float]:
     config, view = setup.config, setup.view(task, [])
     dev = view.split("dev")
     batches = EndlessStream(view.split("train"), batch, config.data, config.model.image_size, (0, 0, 0))
-    trial, picks = fit.start(baselines.initial_model(view, None), config.fit), torch.arange(min(256, len(dev)))
+    trial = fit.start(baselines.initial_model(view, None), config.fit)
+    picks = torch.arange(min(256 if setup.device.type == "cuda" else 32, len(dev)))
 
-    def measure(work, repeats: int) -> float:
+    def measure(work) -> float:
+        """Seconds of a call: ten of them, fewer where one takes long."""
+        began = time.perf_counter()
         work()  # the first call is slower
+        repeats = 10 if time.perf_counter() - began < 1 else 2
         if setup.device.type == "cuda":
             torch.cuda.synchronize(setup.device)
         began = time.perf_counter()
@@ -58,8 +62,8 @@ def seconds_of(setup, task, batch: int) -> tuple[float, float]:
             torch.cuda.synchronize(setup.device)
         return (time.perf_counter() - began) / repeats
 
-    step = measure(lambda: fit.update(trial, batches, {"lr": 0.01, "label_smoothing": 0.0}, config.fit), 10)
-    image = measure(lambda: fit.predict(trial.model, dev, config.model.image_size, config.fit, picks), 3)
+    step = measure(lambda: fit.update(trial, batches, {"lr": 0.01, "label_smoothing": 0.0}, config.fit))
+    image = measure(lambda: fit.predict(trial.model, dev, config.model.image_size, config.fit, picks))
     return step, image / len(picks)
 
 

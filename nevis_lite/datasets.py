@@ -8,6 +8,7 @@ options, how labels become class ids, and how splits that the files lack are mad
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -183,6 +184,8 @@ def read_class_folders(folder: Path) -> dict[str, Examples]:
             if path.name not in classes:
                 raise UserError(f"{path}: class {path.name} does not occur in {roots['train']}.")
             files = files_below(path)
+            if not files and name == "train":
+                print(f"{path}: a class without images; remove the folder if it is none.", file=sys.stderr)
             images += files
             labels += [classes.index(path.name)] * len(files)
         splits[name] = Examples(images, np.array(labels, np.int64))

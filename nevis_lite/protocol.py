@@ -266,6 +266,7 @@ def _stop_signals():
     stop, before = threading.Event(), {}
 
     def request(number, frame):
+        os.write(2, b"\nStopping after this step; once more stops at once.\n")
         stop.set()
         for known, handler in before.items():
             signal.signal(known, handler)

@@ -154,7 +154,8 @@ def _what_is_missing(name: str, stream: StreamConfig, missing: list[Task], data_
         published += [dataset.key] * bool(dataset.files)
     command = f"python -m nevis_lite.stream prepare {' '.join(published if stream.tasks else [stream.name or 'short'])}"
     command += f" --data {data_dir}" if str(data_dir) != DataConfig().dir else ""
-    return "\n".join([f"stream {name}: {len(lines)} data sets are missing. Each belongs in its folder:", *lines,
+    count = "1 data set is" if len(lines) == 1 else f"{len(lines)} data sets are"
+    return "\n".join([f"stream {name}: {count} missing. Each belongs in its folder:", *lines,
                       datasets.LAYOUT, *[f"What can be fetched, and what to do about the rest: {command}"] * bool(published),
                       "To go on without them: stream.allow_missing=true, which marks the results as partial."])
 

@@ -31,7 +31,7 @@ def test_the_baseline_of_the_readme_runs(tmp_path):
 
 def test_the_stream_of_the_readme_is_a_valid_config():
     settings = config.from_dict(config.read_yaml(block("yaml"), "README.md"))
-    assert len(settings.stream.tasks) == 3 and settings.model.name == "resnet18"
+    assert len(settings.stream.tasks) == 3 and settings.model.name == "resnet8"
 
 
 def test_the_commands_of_the_readme_name_configs_that_exist():

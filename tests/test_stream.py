@@ -109,7 +109,7 @@ def test_allow_missing_does_not_go_on_with_nothing(tmp_path):
 def test_only_missing_tasks_of_the_phase_count(tmp_path):
     tasks = [{"folder": str(class_folders(tmp_path / "a")), "year": 2000}, {"folder": str(tmp_path / "no"), "year": 2020}]
     assert len(stream.load(tasks, phase="meta_train")) == 1
-    with pytest.raises(MissingData, match="1 data sets"):
+    with pytest.raises(MissingData, match="1 data set is missing"):
         stream.load(tasks)
 
 
