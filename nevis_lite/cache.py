@@ -26,7 +26,7 @@ from nevis_lite.datasets import DataSet
 from nevis_lite.pixels import read_image
 from nevis_lite.splits import Examples
 
-CACHE_FORMAT = 1  # raise it when the files' meaning changes: old caches are then built anew
+CACHE_FORMAT = 2  # raise it when the files' meaning changes: old caches are then built anew
 BAD_SHARE = 0.001  # more broken images than this are an error
 
 
@@ -87,6 +87,7 @@ def prepare(dataset: DataSet, config: DataConfig) -> Path:
         meta = {"name": dataset.name, "kind": "multi_label" if splits["train"].labels.ndim == 2 else "single_label",
                 "num_classes": classes, "sizes": sizes, "skipped": len(bad),
                 "resolution": round(float(np.mean(sides)), 1), "cache_side": config.cache_side,
+                "class_counts": {name: _class_counts(np.load(building / f"{name}.labels.npy"), classes) for name in splits},
                 "splits": {name: _order_digest(examples, dataset.folder) for name, examples in splits.items()},
                 "sha256": content.hexdigest()}
         (building / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
@@ -111,6 +112,11 @@ def _remove_leftovers(root: Path):
     for path in root.iterdir():
         if path.name.startswith((".building-", "nevis_lite-")) and time.time() - path.stat().st_mtime > 86400:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _class_counts(labels: np.ndarray, classes: int) -> list[int]:
+    """How many images have each class or label."""
+    return (np.bincount(labels, minlength=classes) if labels.ndim == 1 else labels.sum(axis=0, dtype=np.int64)).tolist()
 
 
 def _order_digest(examples: Examples, folder: Path) -> str:

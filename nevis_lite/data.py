@@ -6,9 +6,9 @@ device the pixels lie.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nevis_lite import cache
 from nevis_lite.config import DataConfig
+from nevis_lite.splits import classes_of
 
 
 def seeds(purpose: str, *key: int) -> np.random.SeedSequence:
@@ -33,16 +35,32 @@ def generator(device: torch.device | str, purpose: str, *key: int) -> torch.Gene
 # Splits in memory
 
 
-class Split:
-    """Images and labels of one split. Nothing is read before it is asked for."""
+@dataclass(frozen=True)
+class Announced:
+    """Stands for a split whose images are not there yet: a dry run needs to know how many there will be."""
 
-    def __init__(self, folder: Path, name: str, device: torch.device):
-        self.folder, self.name, self.device = folder, name, device
+    count: int
+
+    def __len__(self):
+        return self.count
+
+
+class Split:
+    """Images and labels of one split, or of a `part` of its classes, numbered from 0. Nothing is read before it is asked for."""
+
+    def __init__(self, folder: Path, name: str, device: torch.device, part: tuple[int, int] | None = None):
+        self.folder, self.name, self.device, self.part = folder, name, device, part
         self._squares = {}
 
     @cached_property
     def meta(self) -> dict:
-        return json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        """The facts about the cache (`cache.prepare`), with the sizes and the number of classes of the part."""
+        meta = cache.meta_of(self.folder)
+        if self.part:
+            classes = classes_of(self.part, meta["num_classes"])
+            sizes = {name: sum(counts[classes.start:classes.stop]) for name, counts in meta["class_counts"].items()}
+            meta |= {"num_classes": len(classes), "sizes": sizes}
+        return meta
 
     def __len__(self):
         return self.meta["sizes"][self.name]
@@ -50,17 +68,40 @@ class Split:
     @cached_property
     def labels(self) -> Tensor:
         """(N,) int64, or (N, C) uint8 for several labels an image; on the device."""
-        return torch.from_numpy(np.load(self.folder / f"{self.name}.labels.npy")).to(self.device)
+        labels = np.load(self.folder / f"{self.name}.labels.npy")
+        if self.part:
+            rows, first = self._rows
+            labels = labels[rows] - first
+        return torch.from_numpy(labels).to(self.device)
+
+    @cached_property
+    def _rows(self) -> tuple[np.ndarray, int]:
+        """Numbers of the part's images, and the id of its first class."""
+        labels = np.load(self.folder / f"{self.name}.labels.npy")
+        classes = classes_of(self.part, cache.meta_of(self.folder)["num_classes"])
+        return np.flatnonzero((labels >= classes.start) & (labels < classes.stop)), classes.start
 
     @cached_property
     def index(self) -> Tensor:
         """(N, 4) int64: offset into `pixels`, height, width, channels; beside the pixels."""
-        return torch.from_numpy(np.load(self.folder / f"{self.name}.index.npy")).to(self.pixels.device)
+        index = np.load(self.folder / f"{self.name}.index.npy")
+        if self.part:
+            index = index[self._rows[0]]
+            sizes = index[:, 1:].prod(axis=1)
+            index[:, 0] = sizes.cumsum() - sizes
+        return torch.from_numpy(index).to(self.pixels.device)
 
     @cached_property
     def pixels(self) -> Tensor:
-        """(M,) uint8, on the device if it takes at most half of what is free there, else mapped from the file."""
-        pixels = torch.from_numpy(np.memmap(self.folder / f"{self.name}.pixels", np.uint8, mode="c"))
+        """(M,) uint8, on the device if it takes at most half of what is free there, else mapped from the file.
+
+        Those of a part are copied, so that a hundredth of ImageNet takes a hundredth of its room on the device.
+        """
+        pixels = np.memmap(self.folder / f"{self.name}.pixels", np.uint8, mode="c")
+        if self.part:
+            index = np.load(self.folder / f"{self.name}.index.npy")[self._rows[0]]
+            pixels = np.concatenate([pixels[row[0]:row[0] + row[1:].prod()] for row in index])
+        pixels = torch.from_numpy(pixels)
         fits = self.device.type == "cuda" and pixels.numel() < torch.cuda.mem_get_info(self.device)[0] / 2
         return pixels.to(self.device) if fits else pixels
 

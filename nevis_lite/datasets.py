@@ -39,6 +39,7 @@ class DataSet:
     options: dict = field(default_factory=dict)  # of the reader
     labels: list | str | None = None  # the order of the classes: see readers.class_ids
     split: dict = field(default_factory=dict)  # a rule of splits.complete; empty: the reference's shares
+    images: dict = field(default_factory=dict)  # how many each split holds if the files are as published: {train: n, ...}
     dedupe: bool = False  # exact copies (pixels and label) are dropped, the first one stays
     note: str = ""  # where we deviate from the reference, or what could not be verified
 

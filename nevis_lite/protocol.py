@@ -24,10 +24,11 @@ import torch
 import torchvision
 
 import nevis_lite
-from nevis_lite import baselines, cache, config, cost, fit, flops, metrics, models, stream
+from nevis_lite import baselines, cache, config, cost, fit, flops, metrics, models
 from nevis_lite.baselines import Baseline, Past, View
 from nevis_lite.config import Config, UserError, nearest
-from nevis_lite.data import EndlessStream, Split
+from nevis_lite.data import Announced, EndlessStream, Split
+from nevis_lite.datasets import DataSet
 from nevis_lite.progress import Progress
 from nevis_lite.run_folder import RunFolder, write_atomic, write_json
 from nevis_lite.stream import Access, Stream, Task
@@ -43,7 +44,7 @@ class Setup:
     baseline: Baseline
     stream: Stream
     tasks: list[Task]
-    folders: list[Path]  # pixel cache of each task
+    folders: list[Path | None]  # pixel cache of each task; None in a dry run where it is still to be built
     device: torch.device
     reported: str  # the split that the evaluator reads
     backbone_flops: int  # forward, of one image
@@ -51,13 +52,15 @@ class Setup:
     num_features: int
     opened: dict = field(default_factory=dict)  # splits of the current task, so that its trials share what is in memory
 
-    def open(self, task: int, name: str) -> Split:
+    def open(self, task: int, name: str) -> Split | Announced:
         if (task, name) not in self.opened:
-            self.opened[task, name] = Split(self.folders[task], name, self.device)
+            folder, part = self.folders[task], self.tasks[task].part
+            self.opened[task, name] = (Split(folder, name, self.device, part) if folder else
+                                       Announced(self.tasks[task].dataset.images[name] // (part or (0, 1))[1]))
         return self.opened[task, name]
 
     def size(self, task: int, name: str) -> int:
-        return self.open(task, name).meta["sizes"][name]
+        return len(self.open(task, name))
 
     def view(self, task: Task, memory: list[Past], dry: bool = False) -> View:
         return View(task, Access(task.index, self.open), memory, self.config, self.device, self.backbone_flops,
@@ -83,13 +86,12 @@ class Setup:
         return {"train": steps * batch * train, "validate": validations * self.size(task.index, "dev") * predict}
 
 
-def set_up(settings: Config) -> Setup:
+def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
     """Check everything that can be checked before training: names, data, device. UserError or MissingData.
 
     The pixel caches that are missing are built here, of all splits, and their labels checked for range; after this, test
-    splits are opened by the evaluator alone.
+    splits are opened by the evaluator alone. A `dry` set-up builds none of published data sets whose sizes are known.
     """
-    loaded = stream.load(settings.stream, settings.data.dir, settings.phase)
     baseline = baselines.choose(settings.baseline)
     device = fit.pick_device(settings.device)
     if settings.threads:
@@ -97,18 +99,26 @@ def set_up(settings: Config) -> Setup:
     if settings.model.name not in models.MODELS:
         raise UserError(f"model.name: unknown model {settings.model.name}{nearest(settings.model.name, models.MODELS)}.")
     backbone = models.build(settings.model.name)
-    folders = [cache.prepare(task.dataset, settings.data) for task in loaded]
+    folders = [None if dry and _only_announced(task.dataset, settings) else cache.prepare(task.dataset, settings.data)
+               for task in loaded]
     tasks = []
     for task, folder in zip(loaded, folders, strict=True):
-        meta = Split(folder, "train", device).meta
+        meta = Split(folder, "train", device, task.part).meta if folder else {"kind": task.kind, "num_classes": task.num_classes}
         if task.kind not in (None, meta["kind"]):
             raise UserError(f"{task.dataset.folder}: {task.name} is a {task.kind} task, but its labels are {meta['kind']}.")
+        if task.part and meta["kind"] == "multi_label":
+            raise UserError(f"{task.name}: a data set with several labels an image cannot be split by class.")
         tasks.append(dataclasses.replace(task, kind=meta["kind"], num_classes=meta["num_classes"]))
     size = settings.model.image_size
     return Setup(settings, baseline, loaded, tasks, folders, device,
                  reported="test" if settings.phase == "meta_test" else "dev_test",
                  backbone_flops=flops.forward_flops(backbone, size), training_flops=flops.training_flops(backbone, size),
                  num_features=backbone.num_features)
+
+
+def _only_announced(dataset: DataSet, settings: Config) -> bool:
+    """Whether the sizes of a data set are known from the catalogue, but its images are not cached yet."""
+    return bool(dataset.images) and cache.meta_of(cache.folder_of(dataset, settings.data)) is None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,12 @@ class Examples:
         return Examples(images, self.labels[picks])
 
 
+def classes_of(part: tuple[int, int] | None, num_classes: int) -> range:
+    """Ids of the classes of a part such as (2, 5), the third of five equal ones: neighbours in the order of ids; None: all."""
+    number, parts = part or (0, 1)
+    return range(number * num_classes // parts, (number + 1) * num_classes // parts)
+
+
 def assign(count: int, shares: dict[str, float]) -> np.ndarray:
     """(count,) split names, one draw an example in the order of the examples: dm_nevis's rule, seed 0, not stratified."""
     names = sorted(shares)

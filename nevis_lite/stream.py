@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from nevis_lite import config, datasets, doctor, fetch
 from nevis_lite.config import DataConfig, MissingData, StreamConfig, UserError, nearest, read_yaml
 from nevis_lite.datasets import DataSet
+from nevis_lite.splits import classes_of
 
 FIRST_META_TEST_YEAR = 2019  # S_Tr is everything before, S_Ts the last three years (paper, section 3)
 KEEP = ("all", "without_imagenet", "without_first_30", "without_last_30", "random:43", "without_random:30")
@@ -37,6 +39,16 @@ class Task:
     num_classes: int | None
     meta: str  # "train" (S_Tr) or "test" (S_Ts)
     dataset: DataSet
+    part: tuple[int, int] | None = None  # (2, 5): only the third of five parts of the data set's classes (splits.classes_of)
+
+
+class Entry(NamedTuple):
+    """A task as a stream lists it."""
+
+    dataset: DataSet
+    year: int
+    meta: str
+    part: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -52,18 +64,20 @@ class Stream:
         return len(self.tasks)
 
 
-def load(stream: StreamConfig | str | list, data_dir: str | Path = "data", phase: str = "meta_test") -> Stream:
+def load(stream: StreamConfig | str | list, data_dir: str | Path = "data", phase: str = "meta_test",
+         dry: bool = False) -> Stream:
     """A named stream of `streams.yaml` or a list of tasks; reads no pixels.
 
     `phase="meta_train"` keeps S_Tr alone. UserError for an unknown name or a task that makes no sense; MissingData, with the
-    list of what to put where, unless `allow_missing`.
+    list of what to put where, unless `allow_missing`. `dry` is content with data sets of which the catalogue knows the sizes.
     """
     if isinstance(stream, str):
         stream = StreamConfig(name=stream)
     elif isinstance(stream, list):
         stream = StreamConfig(tasks=stream)
     name, tasks = plan(stream, data_dir, phase)
-    incomplete = {dataset.folder for dataset in _datasets(tasks) if datasets.is_missing(dataset) or fetch.absent(dataset)}
+    incomplete = {dataset.folder for dataset in _datasets(tasks)
+                  if (datasets.is_missing(dataset) or fetch.absent(dataset)) and not (dry and dataset.images)}
     missing = [task for task in tasks if task.dataset.folder in incomplete]
     present = [task for task in tasks if task.dataset.folder not in incomplete]
     if missing and not stream.allow_missing:
@@ -81,10 +95,10 @@ def plan(stream: StreamConfig, data_dir: str | Path = "data", phase: str = "meta
         raise UserError(f"stream: give either the name of a known stream ({name}) or your own tasks, not both.")
     if not stream.tasks and name not in known:
         raise UserError(f"stream.name: unknown stream {name}{nearest(name, known)}.")
-    entries = stream.tasks or [{"task": key, "year": year} for year, keys in known[name].items() for key in keys]
     catalogue = datasets.catalogue(Path(data_dir))
-    listed = [_parse(entry, catalogue, f"stream.tasks, task {position}") for position, entry in enumerate(entries, start=1)]
-    if stream.order != "shuffled" and any(early[1] > late[1] for early, late in zip(listed, listed[1:], strict=False)):
+    listed = [task for position, entry in enumerate(stream.tasks or known[name], start=1)
+              for task in _parse(entry, catalogue, f"stream.tasks, task {position}")]
+    if stream.order != "shuffled" and any(early.year > late.year for early, late in zip(listed, listed[1:], strict=False)):
         raise UserError(f"stream {name}: the tasks are not in the order of their years.")
     listed = _ordered(_kept(listed, stream.keep, stream.keep_seed), stream.order, stream.order_seed)
     variants = [f"{stream.keep}{f', seed {stream.keep_seed}' if 'random' in stream.keep else ''}"] * (stream.keep != "all")
@@ -93,30 +107,34 @@ def plan(stream: StreamConfig, data_dir: str | Path = "data", phase: str = "meta
     if not listed:
         raise UserError(f"stream {name}: no task is left.")
     tasks, seen = [], Counter()
-    for dataset, year, meta in listed:
-        seen[dataset.folder] += 1
+    for dataset, year, meta, part in listed:
+        seen[dataset.folder, part] += 1
         if phase == "meta_test" or meta == "train":
-            tasks.append(Task(len(tasks), dataset.key, dataset.name, year, seen[dataset.folder], dataset.domain, dataset.kind,
-                              dataset.classes, meta, dataset))
+            of = f" {part[0] + 1}/{part[1]}" if part else ""
+            classes = dataset.classes and len(classes_of(part, dataset.classes))
+            tasks.append(Task(len(tasks), dataset.key + of, dataset.name + of, year, seen[dataset.folder, part], dataset.domain,
+                              dataset.kind, classes, meta, dataset, part))
     if not tasks:
         raise UserError(f"stream {name}: phase meta_train needs a task with meta: train (or a year before "
                         f"{FIRST_META_TEST_YEAR}).")
     return name, tasks
 
 
-def named_streams() -> dict[str, dict[int, list[str]]]:
-    """{name: {year: keys of data sets}}."""
-    return read_yaml((datasets.PACKAGE / "streams.yaml").read_text(encoding="utf-8"), "streams.yaml")
+def named_streams() -> dict[str, list[dict]]:
+    """{name: its tasks, written as those of `stream.tasks` are}."""
+    known = read_yaml((datasets.PACKAGE / "streams.yaml").read_text(encoding="utf-8"), "streams.yaml")
+    return {name: [{"year": year, **({"task": task} if isinstance(task, str) else task)}
+                   for year, tasks in years.items() for task in tasks] for name, years in known.items()}
 
 
-def _kept(listed: list[tuple], rule: str, seed: int) -> list[tuple]:
-    """The tasks that an ablation (paper, Table 5) leaves: it takes away from S_Tr alone. `listed`: (data set, year, meta)."""
-    train = [number for number, (_, _, meta) in enumerate(listed) if meta == "train"]
+def _kept(listed: list[Entry], rule: str, seed: int) -> list[Entry]:
+    """The tasks that an ablation (paper, Table 5) leaves: it takes away from S_Tr alone."""
+    train = [number for number, task in enumerate(listed) if task.meta == "train"]
     counted = re.fullmatch(r"(without_first_|without_last_|random:|without_random:)(\d+)", rule)
     if rule == "all":
         return listed
     if rule == "without_imagenet":
-        dropped = [number for number in train if listed[number][0].key == "imagenet2012"]
+        dropped = [number for number in train if listed[number].dataset.key == "imagenet2012"]
         if not dropped:
             raise UserError(f"stream.keep={rule}: ImageNet is no meta-train task of this stream.")
     elif counted:
@@ -131,13 +149,13 @@ def _kept(listed: list[tuple], rule: str, seed: int) -> list[tuple]:
     return [task for number, task in enumerate(listed) if number not in dropped]
 
 
-def _ordered(listed: list[tuple], order: str, seed: int) -> list[tuple]:
+def _ordered(listed: list[Entry], order: str, seed: int) -> list[Entry]:
     """Every task stays, and stays in S_Tr or S_Ts, wherever it goes."""
     if order == "shuffled":
         return _permuted(listed, f"order {seed}")
     if order == "within_years":
-        years = dict.fromkeys(year for _, year, _ in listed)
-        return [task for year in years for task in _permuted([task for task in listed if task[1] == year], f"{year} {seed}")]
+        years = dict.fromkeys(task.year for task in listed)
+        return [task for year in years for task in _permuted([task for task in listed if task.year == year], f"{year} {seed}")]
     return listed
 
 
@@ -165,9 +183,12 @@ def _datasets(tasks: list[Task]) -> list[DataSet]:
     return list({task.dataset.folder: task.dataset for task in tasks}.values())
 
 
-def _parse(entry, catalogue: dict[str, DataSet], where: str) -> tuple[DataSet, int, str]:
-    """One task of a list: `task` names a data set of the catalogue, `folder` or `idx` points at the user's own files."""
-    known = ("task", "name", "folder", "idx", "year", "meta", "domain")
+def _parse(entry, catalogue: dict[str, DataSet], where: str) -> list[Entry]:
+    """One entry of a list: `task` names a data set of the catalogue, `folder` or `idx` points at the user's own files.
+
+    `split: n` makes n tasks of it, each with the next share of the classes, as in Split-ImageNet or Split-MNIST.
+    """
+    known = ("task", "name", "folder", "idx", "year", "meta", "domain", "split")
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected {{name, year, folder or idx}}, found {entry!r}.")
     for key in entry:
@@ -184,13 +205,25 @@ def _parse(entry, catalogue: dict[str, DataSet], where: str) -> tuple[DataSet, i
     if "task" in entry:
         if str(entry["task"]) not in catalogue:
             raise UserError(f"{where}: unknown data set {entry['task']}{nearest(entry['task'], catalogue)}.")
-        return catalogue[str(entry["task"])], year, meta
+        dataset = catalogue[str(entry["task"])]
+    else:
+        dataset = _own(entry, where)
+    if "split" not in entry:
+        return [Entry(dataset, year, meta, None)]
+    parts, most = entry["split"], (dataset.classes or 2000) // 2
+    if not isinstance(parts, int) or isinstance(parts, bool) or not 2 <= parts <= most or dataset.kind == "multi_label":
+        raise UserError(f"{where}: split takes a number of tasks, 2 or more, with two classes or more each and every image in "
+                        f"one of them; it cannot be {parts!r} here.")
+    return [Entry(dataset, year, meta, (number, parts)) for number in range(parts)]
+
+
+def _own(entry: dict, where: str) -> DataSet:
     reader, path = ("class_folders", entry["folder"]) if "folder" in entry else ("idx", entry["idx"])
     if not isinstance(path, str) or not path:
         raise UserError(f"{where}: folder and idx take the path of a folder, not {path!r}.")
     path = Path(path).expanduser().absolute()
     name = str(entry.get("name", path.name))
-    return DataSet(key=path.name, name=name, folder=path, domain=str(entry.get("domain", "other")), reader=reader), year, meta
+    return DataSet(key=path.name, name=name, folder=path, domain=str(entry.get("domain", "other")), reader=reader)
 
 
 @dataclass
@@ -216,10 +249,12 @@ class Access:
 
 def table_of_streams() -> str:
     lines = [f"{'stream':<20} {'tasks':>5} {'meta-train':>10} {'meta-test':>9} {'data sets':>9}  years"]
-    for name, years in named_streams().items():
-        train = sum(len(keys) for year, keys in years.items() if year < FIRST_META_TEST_YEAR)
-        total, distinct = sum(map(len, years.values())), len({key for keys in years.values() for key in keys})
-        lines.append(f"{name:<20} {total:>5} {train:>10} {total - train:>9} {distinct:>9}  {min(years)} to {max(years)}")
+    catalogue = datasets.catalogue(Path())
+    for name, entries in named_streams().items():
+        tasks = [task for entry in entries for task in _parse(entry, catalogue, name)]
+        train, distinct = sum(task.meta == "train" for task in tasks), len({task.dataset.key for task in tasks})
+        years = f"{tasks[0].year} to {tasks[-1].year}"
+        lines.append(f"{name:<20} {len(tasks):>5} {train:>10} {len(tasks) - train:>9} {distinct:>9}  {years}")
     return "\n".join(lines)
 
 
@@ -239,7 +274,7 @@ def find_datasets(names: list[str], data_dir: Path) -> list[DataSet]:
     known, catalogue, found = named_streams(), datasets.catalogue(data_dir), {}
     for name in names:
         if name in known:
-            found |= {key: catalogue[key] for keys in known[name].values() for key in keys}
+            found |= {entry["task"]: catalogue[entry["task"]] for entry in known[name]}
         elif name in catalogue:
             found[name] = catalogue[name]
         else:

@@ -18,7 +18,8 @@ def run(settings: dict | Config, out: str | Path, resume: bool = False) -> dict:
     from nevis_lite import protocol
 
     settings = config.from_dict(settings) if isinstance(settings, dict) else settings
-    return protocol.run(protocol.set_up(settings), out, resume)
+    loaded = stream.load(settings.stream, settings.data.dir, settings.phase)
+    return protocol.run(protocol.set_up(settings, loaded), out, resume)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,10 +38,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = config.load(arguments.config, arguments.overrides)
         out = Path(arguments.out or f"runs/{config.find_config(arguments.config).stem}-seed{settings.seed}")
-        stream.load(settings.stream, settings.data.dir, settings.phase)  # says what is missing before torch is loaded
+        # says what is missing before torch is loaded
+        loaded = stream.load(settings.stream, settings.data.dir, settings.phase, arguments.dry_run)
         from nevis_lite import cost, protocol
 
-        setup = protocol.set_up(settings)
+        setup = protocol.set_up(settings, loaded, arguments.dry_run)
         if arguments.dry_run:
             print(cost.table(setup))
             return 0

@@ -16,7 +16,8 @@ TRIALS = 2
 
 
 def set_up(settings):
-    return protocol.set_up(config.from_dict(settings))
+    settings = config.from_dict(settings)
+    return protocol.set_up(settings, stream.load(settings.stream, settings.data.dir, settings.phase))
 
 
 @pytest.fixture(scope="module")

@@ -586,4 +586,4 @@ def test_a_look_needs_no_torch(words):
 
 def test_every_named_data_set_is_in_the_catalogue(tmp_path):
     known = datasets.catalogue(tmp_path)
-    assert {key for years in stream.named_streams().values() for group in years.values() for key in group} <= set(known)
+    assert {entry["task"] for entries in stream.named_streams().values() for entry in entries} <= set(known)

@@ -27,9 +27,8 @@ REAL = {"landsat": "yes", "fashion_mnist": "yes", "mnist": "10,000 digits, as ID
 
 def main():
     years = defaultdict(list)
-    for year, keys in stream.named_streams()["full"].items():
-        for key in keys:
-            years[key].append(str(year))
+    for entry in stream.named_streams()["full"]:
+        years[entry["task"]].append(str(entry["year"]))
     catalogue, rows = datasets.catalogue(Path("data")), []
     for key in years:
         dataset = catalogue[key]
