@@ -2,8 +2,8 @@
 
 A choice is a function; the dicts START, DATA and SEARCH name them. To add a baseline, add a function:
 
-    start(view) -> index of the earlier task whose weights to start from, or None for random weights
-    data(view) -> the split to train on
+    start(view) -> source of the weights: index of an earlier task, "pretrained", or None for random ones
+    data(view) -> indices of the earlier tasks that train together with the current one
     search(config, seed, task, trial, history) -> hyper-parameters of a trial (see search.py)
 """
 
@@ -23,6 +23,9 @@ from nevis_lite.data import Split, generator
 from nevis_lite.search import random_search
 from nevis_lite.stream import Access, Task
 
+PRETRAINED = "pretrained"
+Source = int | str | None  # of weights: an earlier task's index, "pretrained", or None for random ones
+
 
 @dataclass(frozen=True)
 class Past:
@@ -33,15 +36,6 @@ class Past:
     num_train: int
     dev_error: float
     path: Path | None  # None in a dry run
-
-    def backbone(self, config: Config, device: torch.device) -> nn.Module:
-        """Its trained backbone; an untrained one in a dry run."""
-        model = models.build(config.model.name)
-        if self.path is not None:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)["state"]
-            prefix = "backbone."
-            model.load_state_dict({key[len(prefix):]: value for key, value in state.items() if key.startswith(prefix)})
-        return model.to(device, memory_format=torch.channels_last)
 
 
 @dataclass
@@ -58,9 +52,11 @@ class View:
     device: torch.device
     backbone_flops: int  # of one image
     num_features: int
+    pretrained: dict | None = None  # state of a backbone, from model.weights
+    indep: dict[int, Path] = field(default_factory=dict)  # predictors of select.indep_run by task index
     dry: bool = False  # only charge: features and scores are zeros
     flops: int = 0
-    scores: dict[int, float] = field(default_factory=dict)  # of the candidates, for the record
+    scores: dict[Source, float] = field(default_factory=dict)  # of the candidates, for the record
 
     def split(self, name: str, task: int | None = None) -> Split:
         """`train` or `dev` of this task, or of an earlier one; ProtocolError for anything else."""
@@ -84,13 +80,31 @@ class View:
         picks = None if len(picks) == len(split) else picks  # all squares are kept, those of a part are not
         return fit.predict(backbone, split, self.config.model.image_size, self.config.fit, picks)
 
-    def relatedness(self, past: Past) -> float:
-        """k-NN accuracy (or mAP) on dev of this task's images, as features of an earlier task's predictor (paper, FT-d)."""
-        backbone = None if self.dry else past.backbone(self.config, self.device)
+    def backbone(self, source: Source, path: Path | None = None) -> nn.Module:
+        """The network of a source with its weights, or with those of the predictor at `path` in their place."""
+        net = models.build(self.config.model.name,
+                           generator=generator("cpu", "weights", self.config.seed, self.task.index))
+        if source == PRETRAINED:
+            net.load_state_dict(self.pretrained)
+        elif source is not None:
+            path = path or next(past.path for past in self.memory if past.index == source)
+            state = torch.load(path, map_location="cpu", weights_only=True)["state"]
+            prefix = "backbone."
+            net.load_state_dict({key[len(prefix):]: value for key, value in state.items() if key.startswith(prefix)})
+        return net.to(self.device, memory_format=torch.channels_last)
+
+    def relatedness(self, source: Source, path: Path | None = None) -> float:
+        """k-NN accuracy (or mAP) on dev of this task's images, as features of a source's backbone (paper, FT-d)."""
+        if source in self.scores:
+            return self.scores[source]
+        backbone = None if self.dry else self.backbone(source, path=path)
         train, dev = self.features(backbone, "train"), self.features(backbone, "dev")
         self.flops += flops.knn_flops(len(dev), len(train), self.num_features)
         if self.dry:
+            self.scores[source] = 0.0
             return 0.0
+        if self.config.select.distance == "cosine":
+            train, dev = F.normalize(train), F.normalize(dev)
         train_split, dev_split = self.split("train"), self.split("dev")
         votes = knn_votes(train, train_split.labels[self.subset("train").to(self.device)], dev,
                           self.config.select.neighbours, self.task.num_classes)
@@ -100,7 +114,7 @@ class View:
             score = 1 - metrics.single_label_error(votes, labels)
         else:  # a subset without any label says nothing about the candidate
             score = metrics.mean_average_precision(votes, labels)[0] or 0.0
-        self.scores[past.index] = score
+        self.scores[source] = score
         return score
 
 
@@ -132,33 +146,66 @@ def start_previous(view: View) -> int | None:
     return view.memory[-1].index if view.memory else None
 
 
-def start_related(view: View) -> int | None:
+def start_related(view: View) -> Source:
     """The earlier task with the best k-NN score; the latest of equals, since it was trained on top of more."""
-    if not view.memory:
-        return None
-    return max(view.memory, key=lambda past: (view.relatedness(past), past.index)).index
+    return _best(view, [past.index for past in view.memory])
 
 
-def data_current(view: View) -> Split:
-    return view.split("train")
+def start_related_or_pretrained(view: View) -> Source:
+    """The pretrained network is one more candidate, and the oldest."""
+    return _best(view, [PRETRAINED, *(past.index for past in view.memory)])
 
 
-START: dict[str, Callable] = {"random": start_random, "previous": start_previous, "related": start_related}
-DATA: dict[str, Callable] = {"current": data_current}
+def start_pretrained(view: View) -> Source:
+    return PRETRAINED
+
+
+def start_related_static(view: View) -> Source:
+    """As `start_related`, but with the features of predictors that learned their task from scratch (select.indep_run)."""
+    for past in view.memory:
+        view.relatedness(past.index, view.indep.get(past.index))
+    return _best(view, [past.index for past in view.memory])
+
+
+def _best(view: View, sources: list[Source]) -> Source:
+    """The source with the highest score, the last of equals; where there is none, or if that scores best, random weights."""
+    sources = [None] * view.config.select.scratch + sources
+    return max(sources, key=lambda source: (view.relatedness(source), sources.index(source)), default=None)
+
+
+def data_current(view: View) -> list[int]:
+    return []
+
+
+def data_multitask(view: View) -> list[int]:
+    """The `baseline.auxiliary` earlier tasks with the best k-NN scores, all of them while there are fewer."""
+    latest_first = sorted((past.index for past in view.memory), reverse=True)
+    return sorted(latest_first, key=view.relatedness, reverse=True)[:view.config.baseline.auxiliary]
+
+
+START: dict[str, Callable] = {"random": start_random, "previous": start_previous, "related": start_related,
+                              "related_static": start_related_static, "pretrained": start_pretrained,
+                              "related_or_pretrained": start_related_or_pretrained}
+DATA: dict[str, Callable] = {"current": data_current, "multitask": data_multitask}
 SEARCH: dict[str, Callable] = {"random": random_search}
 
 BASELINES = {  # name: start, data, search (paper, Table 4)
     "indep": ("random", "current", "random"),
     "ft-prev": ("previous", "current", "random"),
+    "ft-s": ("related_static", "current", "random"),
     "ft-d": ("related", "current", "random"),
+    "mt": ("related", "multitask", "random"),
+    "pt": ("pretrained", "current", "random"),
+    "pt-ft": ("related_or_pretrained", "current", "random"),
+    "bhpo": ("random", "current", "gp_ucb"),
 }
 
 
 @dataclass(frozen=True)
 class Baseline:
     label: str
-    start: Callable[[View], int | None]
-    data: Callable[[View], Split]
+    start: Callable[[View], Source]
+    data: Callable[[View], list[int]]
     search: Callable[..., dict]
 
 
@@ -179,10 +226,23 @@ def choose(config: BaselineConfig) -> Baseline:
     return Baseline(label, *chosen)
 
 
-def initial_model(view: View, source: int | None) -> models.Classifier:
-    """The weights that every trial of a task starts from: a source's backbone or a random one, and always a fresh head."""
+def initial_model(view: View, source: Source, name: str | None = None) -> models.Classifier:
+    """The weights that every trial of a task starts from: a source's backbone or a random one, and always a fresh head.
+
+    `name`: a network other than the config's, for random weights.
+    """
     random = generator("cpu", "weights", view.config.seed, view.task.index)
-    model = models.build(view.config.model.name, view.task.num_classes, random)
+    model = models.build(name or view.config.model.name, view.task.num_classes, random)
     if source is not None:
-        model.backbone = next(past for past in view.memory if past.index == source).backbone(view.config, view.device)
+        model.backbone = view.backbone(source)
     return model.to(view.device, memory_format=torch.channels_last)
+
+
+def auxiliary_head(view: View, index: int) -> nn.Linear:
+    """A fresh head for the classes of the earlier task `index` on the backbone that the current task trains; it is dropped
+    afterwards."""
+    classes = next(past.task.num_classes for past in view.memory if past.index == index)
+    random = generator("cpu", "auxiliary head", view.config.seed, view.task.index, index)
+    with torch.device("meta"):
+        head = nn.Linear(view.num_features, classes)
+    return models.initialise(head.to_empty(device="cpu"), random).to(view.device)

@@ -54,10 +54,12 @@ class StreamConfig:
 
 @dataclass
 class BaselineConfig:
-    name: str = option("ft-d", "a row of the paper's Table 4: indep, ft-prev, ft-d")
-    start: str | None = option(None, "where weights start, instead of the row's: random, previous, related")
-    data: str | None = option(None, "what trains them, instead of the row's: current")
-    search: str | None = option(None, "how hyper-parameters are searched, instead of the row's: random")
+    name: str = option("ft-d", "a row of the paper's Table 4: indep, ft-prev, ft-s, ft-d, mt, pt, pt-ft, bhpo")
+    start: str | None = option(None, "where weights start, instead of the row's: random, previous, related_static, related, "
+                                     "pretrained, related_or_pretrained")
+    data: str | None = option(None, "what trains them, instead of the row's: current, multitask")
+    search: str | None = option(None, "how hyper-parameters are searched, instead of the row's: random, gp_ucb")
+    auxiliary: int = option(1, "most related earlier tasks that a multitask learner trains on, too", low=1)
 
 
 @dataclass
@@ -82,8 +84,10 @@ class FitConfig:
 
 @dataclass
 class ModelConfig:
-    name: str = option("resnet34", "resnet34, resnet18, resnet34_imagenet, resnet18_imagenet, resnet8")
+    name: str = option("resnet34", "resnet34, resnet18, resnet34_imagenet, resnet18_imagenet, resnet8, vgg, torchvision/..., "
+                                   "timm/...")
     image_size: int = option(64, "side of the square input in pixels", low=8, high=1024)
+    weights: str | None = option(None, "pretrained ones (pt, pt-ft): a .pt or .safetensors file, a run's predictor, or published")
 
 
 @dataclass
@@ -96,7 +100,10 @@ class DataConfig:
 
 @dataclass
 class SelectConfig:
-    neighbours: int = option(5, "k of the nearest-neighbour relatedness (ft-d)", low=1)
+    neighbours: int = option(5, "k of the nearest-neighbour relatedness (ft-s, ft-d, mt, pt-ft)", low=1)
+    distance: str = option("euclidean", "between features", choices=("euclidean", "cosine"))
+    scratch: bool = option(False, "random weights are a candidate, too, so that no earlier task has to be taken")
+    indep_run: str | None = option(None, "folder of the Indep run whose predictors give the features of ft-s")
     max_train: int = option(10_000, "images of train that vote", low=1)
     max_dev: int = option(5_000, "images of dev that are classified", low=1)
 
@@ -206,7 +213,8 @@ def nearest(name: str, known: typing.Iterable[str], prefix: str = "") -> str:
     """'; did you mean x' when something is close, else '; known: ...', to end an error message with."""
     known = list(known)
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
-    return f"; did you mean {prefix}{close[0]}" if close else f"; known: {', '.join(prefix + word for word in known)}"
+    listed = ", ".join(prefix + word for word in known[:20]) + (", ..." if len(known) > 20 else "")
+    return f"; did you mean {prefix}{close[0]}" if close else f"; known: {listed}"
 
 
 def _fill(target, content, where: str, prefix: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -16,19 +17,28 @@ from nevis_lite.stream import Access
 
 
 def plan(setup) -> list[dict]:
-    """For each task of a `protocol.Setup`: num_train, batch, and the ledger that a run without failed trials will have.
+    """For each task of a `protocol.Setup`: num_train, and the ledger `flops` that a run without failed trials will have.
 
-    The start choice is made for real, on a view whose features are zeros, so that whatever it looks at is counted.
+    The choices of start and auxiliary tasks are made for real, on a view whose features are zeros, so that whatever they look at
+    is counted. Two things are known only once the run is over: where batch sizes or networks are searched, `flops` is the
+    ledger of the costliest (`hyperparameters`) and `least` the total of the cheapest; and an auxiliary task's head costs what
+    its number of classes tells, here that of the latest task.
     """
     config, rows, memory = setup.config, [], []
+    validations = len(fit.validation_steps(config.fit))
+    names = [name for name in ("batch", "model") if getattr(config.search, name)]
+    searched = [dict(zip(names, values, strict=True)) for values in product(*(getattr(config.search, name) for name in names))]
     for task in setup.tasks:
         view = setup.view(task, memory, dry=True)
         setup.baseline.start(view)
-        num_train = len(setup.baseline.data(view))
-        trial = setup.trial_flops(task, num_train, config.fit.steps, len(fit.validation_steps(config.fit)))
-        ledger = {phase: config.search.trials * count for phase, count in trial.items()}
-        rows.append({"task": task, "num_train": num_train, "batch": fit.batch_size(num_train, config.fit.max_batch),
-                     "flops": ledger | {"select": view.flops, "predict": setup.predict_flops(task)}})
+        auxiliaries, num_train, ledgers = setup.baseline.data(view), len(view.split("train")), []
+        for hyperparameters in searched:
+            trial = setup.trial_flops(task, auxiliaries, hyperparameters, config.fit.steps, validations)
+            ledgers.append({phase: config.search.trials * count for phase, count in trial.items()}
+                           | {"select": view.flops, "predict": setup.predict_flops(task, hyperparameters)})
+        most = max(range(len(ledgers)), key=lambda number: flops.total(ledgers[number]))
+        rows.append({"task": task, "num_train": num_train, "auxiliaries": auxiliaries, "flops": ledgers[most],
+                     "hyperparameters": searched[most], "least": min(map(flops.total, ledgers))})
         memory = [*memory, Past(task.index, task, num_train, 0.0, None)]
     return rows
 
@@ -46,15 +56,16 @@ def cache_bytes(folder: Path | None) -> int:
     return sum(path.stat().st_size for path in folder.iterdir()) if folder else 0
 
 
-def seconds_of(setup, task, batch: int) -> tuple[float, float]:
+def seconds_of(setup, task, hyperparameters: dict) -> tuple[float, float]:
     """Measured seconds of one training step and of predicting one image, on a task's data, or on others if they aren't here."""
     config, view = setup.config, setup.view(task, [])
     if setup.folders[task.index] is None:
         stand_in = cache.prepare(datasets.catalogue(Path(config.data.dir))["demo_icons_a"], config.data)
         view.access = Access(task.index, lambda task, name: Split(stand_in, name, setup.device))
     dev = view.split("dev")
+    batch = setup.batch(task, hyperparameters)
     batches = EndlessStream(view.split("train"), batch, config.data, config.model.image_size, (0, 0, 0))
-    trial = fit.start(baselines.initial_model(view, None), config.fit)
+    trial = fit.start(baselines.initial_model(view, None, hyperparameters.get("model")), config.fit)
     picks = torch.arange(min(256 if setup.device.type == "cuda" else 32, len(dev)))
 
     def measure(work) -> float:
@@ -83,16 +94,19 @@ def table(setup) -> str:
     lines = [f"{'#':>3}  {'year':<4}  {'task':<22} {'train':>8} {'batch':>5} {'steps':>7} {'trials':>6} {'compute':>12} "
              f"{'cache':>10} {'time':>9}"]
     for row in rows:
-        task, batch = row["task"], row["batch"]
+        task, hyperparameters = row["task"], row["hyperparameters"]
+        batch = setup.batch(task, hyperparameters)
         if batch not in timed:
-            timed[batch] = seconds_of(setup, task, batch)
+            timed[batch] = seconds_of(setup, task, hyperparameters)
         step_seconds, image_seconds = timed[batch]
-        images = sum(row["flops"][phase] for phase in ("validate", "select", "predict")) / setup.image_flops(task)[0]
-        seconds = trials * steps * step_seconds + images * image_seconds
+        images = sum(row["flops"][phase] for phase in ("validate", "select", "predict"))
+        images /= setup.image_flops(task, hyperparameters)[0]
+        seconds = trials * steps * step_seconds * (1 + len(row["auxiliaries"])) + images * image_seconds
         total_seconds += seconds
         cached = f"{cache_bytes(setup.folders[task.index]) / 1e6:.1f} MB" if setup.folders[task.index] else "-"
         lines.append(f"{task.index:>3}  {task.year:<4}  {task.name[:22]:<22} {row['num_train']:>8} {batch:>5} {steps:>7} "
                      f"{trials:>6} {metrics.human(flops.total(row['flops'])):>12} {cached:>10} {clock(seconds):>9}")
+    least = sum(row["least"] for row in rows)
     ledger, disk = flops.add(*(row["flops"] for row in rows)), disk_bytes(setup)
     phases = ", ".join(f"{phase} {metrics.human(count)}" for phase, count in ledger.items())
     lines += ["", f"compute: {phases}; all {metrics.human(flops.total(ledger))} ({flops.total(ledger)} FLOPs)",
@@ -100,6 +114,11 @@ def table(setup) -> str:
               f"free here: {shutil.disk_usage('.').free / 1e9:.0f} GB",
               f"predicted time on {setup.device_name}: {total_seconds / 3600:.2f} hours ({clock(total_seconds)}), "
               "from a few timed steps for each batch size"]
+    if least < flops.total(ledger):
+        lines.append(f"batch sizes or networks are searched: these are the numbers of the costliest choices; of the cheapest, "
+                     f"compute would be {metrics.human(least)}")
+    if setup.pretraining_flops:
+        lines.append(f"compute of the pretrained weights, not included: {metrics.human(setup.pretraining_flops)}")
     announced = sum(folder is None for folder in setup.folders)
     if announced:
         lines.append(f"{announced} of {len(setup.folders)} tasks are not cached yet: their sizes are those that were published, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -94,11 +94,20 @@ def evaluate(model: nn.Module, split: Split, size: int, config: FitConfig) -> fl
 
 
 @dataclass
+class Auxiliary:
+    """An earlier task that trains together with the current one: its batches, and a head of its own on the same backbone."""
+
+    batches: EndlessStream
+    head: nn.Linear
+
+
+@dataclass
 class Trial:
     """A training in progress. `curve` holds [step, dev error]; `best_state` the weights at its lowest point."""
 
-    model: nn.Module
+    model: models.Classifier
     optimizer: torch.optim.Optimizer
+    auxiliaries: list[Auxiliary] = field(default_factory=list)
     step: int = 0
     curve: list = field(default_factory=list)
     best_error: float = math.inf
@@ -112,30 +121,39 @@ class Trial:
         """Everything needed to go on from here, as tensors and plain values."""
         values = {name: getattr(self, name) for name in
                   ("step", "curve", "best_error", "best_step", "best_state", "loss", "loss_sum", "failed")}
-        return values | {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return values | {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                         "heads": self.heads.state_dict()}
 
     def restore(self, snapshot: dict):
-        self.model.load_state_dict(snapshot["model"])
-        self.optimizer.load_state_dict(snapshot["optimizer"])
         for name, value in snapshot.items():
-            if name not in ("model", "optimizer"):
+            if name in ("model", "optimizer", "heads"):
+                getattr(self, name).load_state_dict(value)
+            else:
                 setattr(self, name, value)
 
+    @property
+    def heads(self) -> nn.ModuleList:
+        """Those of the auxiliary tasks."""
+        return nn.ModuleList(auxiliary.head for auxiliary in self.auxiliaries)
 
-def start(model: nn.Module, config: FitConfig) -> Trial:
+
+def start(model: models.Classifier, config: FitConfig, auxiliaries: list[Auxiliary] = ()) -> Trial:
     """A trial before its first step: every task starts with a fresh optimiser (SGD, Nesterov momentum 0.9)."""
-    groups = models.parameter_groups(model, config.weight_decay)
-    return Trial(model, torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True))
+    trained = nn.ModuleList([model, *(auxiliary.head for auxiliary in auxiliaries)])
+    groups = models.parameter_groups(trained, config.weight_decay)
+    return Trial(model, torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True), list(auxiliaries))
 
 
-def train(model: nn.Module, batches: EndlessStream, dev: Split, hyperparameters: dict, config: FitConfig,
-          snapshot: dict | None = None, on_step: Callable[[Trial], None] = lambda trial: None) -> Trial:
+def train(model: models.Classifier, batches: EndlessStream, dev: Split, hyperparameters: dict, config: FitConfig,
+          auxiliaries: list[Auxiliary] = (), snapshot: dict | None = None,
+          on_step: Callable[[Trial], None] = lambda trial: None) -> Trial:
     """Train `model` for `config.steps` updates and return the trial, with the best weights on dev kept.
 
-    `hyperparameters`: lr and label_smoothing. `snapshot` goes on where an earlier call was stopped. `on_step` is called after
-    each update and may raise to stop. A loss or output that isn't finite ends the trial with `failed` set.
+    `hyperparameters`: lr and label_smoothing, and the weight of the `auxiliaries`. `snapshot` goes on where an earlier call was
+    stopped. `on_step` is called after each update and may raise to stop. A loss or output that isn't finite ends the trial with
+    `failed` set.
     """
-    trial = start(model, config)
+    trial = start(model, config, auxiliaries)
     if snapshot:
         trial.restore(snapshot)
     size = batches.size
@@ -156,16 +174,39 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
     for group in trial.optimizer.param_groups:
         group["lr"] = learning_rate(trial.step, config.steps, warmup, hyperparameters["lr"])
     trial.model.train()
-    images, labels = batches(trial.step)
-    with autocast(config, batches.split.device):
-        logits = trial.model(images)
-    loss = loss_function(batches.split.meta["kind"], logits.float(), labels, hyperparameters["label_smoothing"],
-                         config.multi_label_loss)
     trial.optimizer.zero_grad(set_to_none=True)
+    loss = _loss(trial.model.backbone, trial.model.head, batches, trial.step, hyperparameters, config)
     loss.backward()
+    for auxiliary in trial.auxiliaries:
+        with _statistics_kept(trial.model):
+            other = _loss(trial.model.backbone, auxiliary.head, auxiliary.batches, trial.step, hyperparameters, config)
+        (hyperparameters["auxiliary_weight"] * other).backward()  # one after the other: memory for one batch, not for all
     trial.optimizer.step()
     trial.loss_sum = trial.loss_sum + loss.detach()
     trial.step += 1
+
+
+def _loss(backbone: nn.Module, head: nn.Module, batches: EndlessStream, step: int, hyperparameters: dict,
+          config: FitConfig) -> Tensor:
+    """The mean loss over batch number `step`."""
+    images, labels = batches(step)
+    with autocast(config, batches.split.device):
+        logits = head(backbone(images))
+    return loss_function(batches.split.meta["kind"], logits.float(), labels, hyperparameters["label_smoothing"],
+                         config.multi_label_loss)
+
+
+@contextmanager
+def _statistics_kept(model: nn.Module):
+    """Batch norm uses the batch's own statistics, and its running ones, which predictions will use, stay the current task's."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d) and layer.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
 
 
 def _validate(trial: Trial, dev: Split, size: int, config: FitConfig):

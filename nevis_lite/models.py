@@ -1,11 +1,17 @@
-"""The residual networks of the benchmark, their heads and their initial weights."""
+"""The networks of the benchmark, their heads, and their weights: initial ones, or pretrained ones from a file or a library."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
+import torchvision
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
+
+from nevis_lite.config import UserError, nearest
 
 
 def _resnet(blocks: list[int], imagenet_stem: bool) -> ResNet:
@@ -63,16 +69,140 @@ def build(name: str, num_classes: int | None = None, generator: torch.Generator 
 
     Without `num_classes` it is the backbone, images (B, 3, S, S) -> features (B, D) with D in `num_features`; with it a
     `Classifier` that gives logits (B, num_classes). The weights depend on `generator` alone (see `initialise`), and a
-    backbone gets the same ones with and without a head. Raises ValueError for a name that is not in `MODELS`.
+    backbone gets the same ones with and without a head. UserError for a name that `check_name` refuses.
     """
-    if name not in MODELS:
-        raise ValueError(f"Unknown model {name!r}; the known ones are {', '.join(MODELS)}.")
-    # On the meta device the initial draws of the torch layers, all replaced below, neither cost time nor touch an RNG.
-    with torch.device("meta"):
-        model = MODELS[name]()
-        if num_classes is not None:
-            model = Classifier(model, num_classes)
-    return initialise(model.to_empty(device="cpu"), generator)
+    check_name(name)
+    if name in MODELS:
+        # On the meta device the initial draws of the torch layers, all replaced below, neither cost time nor touch an RNG.
+        with torch.device("meta"):
+            backbone = MODELS[name]()
+        initialise(backbone.to_empty(device="cpu"), generator)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            backbone = _of_library(name)
+    if num_classes is None:
+        return backbone
+    model = Classifier(backbone, num_classes)
+    initialise(model.head, generator)
+    return model
+
+
+def check_name(name: str, key: str = "model.name"):
+    """UserError, naming the config's `key`, unless `name` is one of MODELS, torchvision/<model> or timm/<model>."""
+    library, slash, model = name.rpartition("/")
+    if library == "torchvision":
+        known = torchvision.models.list_models(torchvision.models)
+    elif library == "timm":
+        known = _timm().list_models()
+    else:
+        slash, model, known = "", name, list(MODELS)
+    if model not in known:
+        raise UserError(f"{key}: unknown model {name}{nearest(model, known, slash and library + slash)}.")
+
+
+def _timm():
+    try:
+        import timm
+    except ImportError:
+        raise UserError("a model named timm/... needs timm: pip install timm") from None
+    return timm
+
+
+class Renormalise(nn.Module):
+    """Turns our input, in [-1, 1], into what a published network was trained on: colours minus their mean, over their sd."""
+
+    def __init__(self, mean: tuple[float, ...], sd: tuple[float, ...]) -> None:
+        super().__init__()
+        mean, sd = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, sd))
+        self.register_buffer("scale", 0.5 / sd, persistent=False)
+        self.register_buffer("shift", (0.5 - mean) / sd, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images * self.scale + self.shift
+
+
+def _of_library(name: str, published: bool = False) -> nn.Module:
+    """The backbone of a torchvision or timm model, with its own initial weights, or the `published` ones, which it downloads.
+
+    What is cut off as its head is its last linear layer.
+    """
+    library, model = name.split("/")
+    try:
+        if library == "timm":
+            net = _timm().create_model(model, pretrained=published, num_classes=0)
+            num_features, mean, sd = net.num_features, net.pretrained_cfg["mean"], net.pretrained_cfg["std"]
+        else:
+            net = torchvision.models.get_model(model, weights="DEFAULT" if published else None)
+            head = [key for key, layer in net.named_modules() if isinstance(layer, nn.Linear)][-1]
+            num_features, mean, sd = net.get_submodule(head).in_features, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+            net.set_submodule(head, nn.Identity())
+    except (OSError, RuntimeError) as error:  # huggingface_hub and urllib both raise kinds of OSError
+        raise UserError(f"model.weights=published: the weights of {name} cannot be had ({error}).") from None
+    backbone = nn.Sequential(Renormalise(mean, sd), net)
+    backbone.num_features = num_features
+    return backbone
+
+
+def pretrained(name: str, weights: str) -> tuple[dict, int | None]:
+    """The state dict of backbone `name` from a file, or from its library if `weights` is "published"; says what matched.
+
+    With it the FLOPs that went into it, if the file tells: a run's predictor does.
+
+    The file is a .safetensors, or what `torch.save` wrote: a state dict, a checkpoint with one inside, or a run's predictor. Its
+    head is left out. All parameters and the statistics of batch norm must be there, in their shapes: UserError otherwise.
+    """
+    if weights == "published":
+        if "/" not in name:
+            raise UserError(f"model.weights=published: {name} has none; torchvision/... and timm/... models do.")
+        state = _of_library(name, published=True).state_dict()
+        print(f"pretrained weights: those published for {name}, {len(state)} tensors")
+        return state, None
+    (found, spent), wanted = _read_weights(Path(weights)), build(name).state_dict()
+    # A name may be under `backbone.` (ours), `module.` (DataParallel), or without the number of its place behind Renormalise.
+    aliases = {key: (key, f"backbone.{key}", f"module.{key}", key.removeprefix("1.")) for key in wanted}
+    matched = {key: next((alias for alias in names if alias in found), None) for key, names in aliases.items()}
+    lacking = [key for key, alias in matched.items() if alias is None and not key.endswith("num_batches_tracked")]
+    if lacking:
+        raise UserError(f"{weights}: is not of {name}; it lacks {len(lacking)} of {len(wanted)} tensors, such as {lacking[0]}.")
+    for key, alias in matched.items():
+        if alias and found[alias].shape != wanted[key].shape:
+            raise UserError(f"{weights}: is not of {name}; {alias} has the shape {tuple(found[alias].shape)} instead of "
+                            f"{tuple(wanted[key].shape)}.")
+    rest = [key for key in found if key not in matched.values()]
+    left_out = f"; left out: {', '.join(rest[:4])}{' ...' if len(rest) > 4 else ''}" if rest else ""
+    state = {key: found[alias] if alias else wanted[key] for key, alias in matched.items()}
+    count = sum(alias is not None for alias in matched.values())
+    print(f"pretrained weights: {weights}, {count} of {len(wanted)} tensors matched{left_out}")
+    return state, spent
+
+
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], int | None]:
+    """The tensors of a file by name, and the FLOPs that a run's predictor tells."""
+    if not path.is_file():
+        raise UserError(f"model.weights={path}: no such file.")
+    if path.suffix == ".safetensors":
+        try:
+            from safetensors import SafetensorError
+            from safetensors.torch import load_file
+        except ImportError:
+            raise UserError(f"{path}: needs safetensors: pip install safetensors") from None
+        try:
+            return load_file(path), None
+        except SafetensorError as error:
+            raise UserError(f"{path}: cannot be read ({error}).") from None
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has many ways to say "broken file"
+        raise UserError(f"{path}: holds no state dict that can be read safely ({type(error).__name__}).") from None
+    spent = content.get("flops") if isinstance(content, dict) else None
+    for key in ("state", "state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        raise UserError(f"{path}: holds no state dict.")
+    return tensors, spent
 
 
 def initialise(module: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
@@ -99,9 +229,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
     Source: the reference implementation's optimiser, which adds the decay to the gradient as `torch.optim.SGD` does.
     """
-    parameters = list(model.parameters())
+    decayed = {layer.weight for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)}
     return [
-        # Only the weights of convolutions and linear layers have more than one dimension.
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p in decayed], "weight_decay": weight_decay},
+        {"params": [p for p in model.parameters() if p not in decayed], "weight_decay": 0.0},
     ]

@@ -25,17 +25,26 @@ import torchvision
 
 import nevis_lite
 from nevis_lite import baselines, cache, config, cost, fit, flops, metrics, models
-from nevis_lite.baselines import Baseline, Past, View
-from nevis_lite.config import Config, UserError, nearest
+from nevis_lite.baselines import PRETRAINED, Baseline, Past, View
+from nevis_lite.config import Config, UserError
 from nevis_lite.data import Announced, EndlessStream, Split
 from nevis_lite.datasets import DataSet
 from nevis_lite.progress import Progress
-from nevis_lite.run_folder import RunFolder, write_atomic, write_json
+from nevis_lite.run_folder import RunFolder, predictor_path, write_atomic, write_json
 from nevis_lite.stream import Access, Stream, Task
 
 
 class Interrupted(Exception):
     """A signal asked the run to stop; a checkpoint has been written."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What one image costs in a backbone."""
+
+    forward_flops: int
+    training_flops: int  # forward and backward
+    num_features: int
 
 
 @dataclass
@@ -47,9 +56,10 @@ class Setup:
     folders: list[Path | None]  # pixel cache of each task; None in a dry run where it is still to be built
     device: torch.device
     reported: str  # the split that the evaluator reads
-    backbone_flops: int  # forward, of one image
-    training_flops: int  # forward and backward, of one image, without a head
-    num_features: int
+    networks: dict[str, Network]  # the config's, and those that are searched
+    pretrained: dict | None  # state of a backbone
+    pretraining_flops: int | None
+    indep: dict[int, Path]  # predictors of select.indep_run by task index
     opened: dict = field(default_factory=dict)  # splits of the current task, so that its trials share what is in memory
 
     def open(self, task: int, name: str) -> Split | Announced:
@@ -63,13 +73,19 @@ class Setup:
         return len(self.open(task, name))
 
     def view(self, task: Task, memory: list[Past], dry: bool = False) -> View:
-        return View(task, Access(task.index, self.open), memory, self.config, self.device, self.backbone_flops,
-                    self.num_features, dry)
+        network = self.networks[self.config.model.name]
+        return View(task, Access(task.index, self.open), memory, self.config, self.device, network.forward_flops,
+                    network.num_features, self.pretrained, self.indep, dry)
 
-    def image_flops(self, task: Task) -> tuple[int, int]:
+    def image_flops(self, task: Task, hyperparameters: dict) -> tuple[int, int]:
         """FLOPs of one image through backbone and head: prediction, training step."""
-        head = 2 * self.num_features * task.num_classes
-        return self.backbone_flops + head, self.training_flops + 3 * head
+        network = self.networks[hyperparameters.get("model", self.config.model.name)]
+        head = 2 * network.num_features * task.num_classes
+        return network.forward_flops + head, network.training_flops + 3 * head
+
+    def batch(self, task: Task, hyperparameters: dict) -> int:
+        """Eq. 4, unless batch sizes are searched."""
+        return hyperparameters.get("batch") or fit.batch_size(self.size(task.index, "train"), self.config.fit.max_batch)
 
     @property
     def device_name(self) -> str:
@@ -77,13 +93,15 @@ class Setup:
             return torch.cuda.get_device_name(self.device)
         return f"{self.device.type}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
 
-    def predict_flops(self, task: Task) -> int:
-        return self.size(task.index, self.reported) * self.image_flops(task)[0]
+    def predict_flops(self, task: Task, hyperparameters: dict) -> int:
+        return self.size(task.index, self.reported) * self.image_flops(task, hyperparameters)[0]
 
-    def trial_flops(self, task: Task, num_train: int, steps: int, validations: int) -> dict:
-        predict, train = self.image_flops(task)
-        batch = fit.batch_size(num_train, self.config.fit.max_batch)
-        return {"train": steps * batch * train, "validate": validations * self.size(task.index, "dev") * predict}
+    def trial_flops(self, task: Task, auxiliaries: list[int], hyperparameters: dict, steps: int, validations: int) -> dict:
+        """The ledger of a training; each auxiliary task adds a batch to each step."""
+        images = steps * self.batch(task, hyperparameters)
+        train = sum(self.image_flops(self.tasks[index], hyperparameters)[1] for index in (task.index, *auxiliaries))
+        return {"train": images * train,
+                "validate": validations * self.size(task.index, "dev") * self.image_flops(task, hyperparameters)[0]}
 
 
 def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
@@ -96,9 +114,11 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
     device = fit.pick_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if settings.model.name not in models.MODELS:
-        raise UserError(f"model.name: unknown model {settings.model.name}{nearest(settings.model.name, models.MODELS)}.")
-    backbone = models.build(settings.model.name)
+    networks = {name: _network(name, key, settings.model.image_size) for name, key in
+                [(settings.model.name, "model.name"), *((name, "search.model") for name in settings.search.model)]}
+    _check_combination(settings, baseline, loaded)
+    weights = settings.model.weights
+    pretrained, pretraining_flops = models.pretrained(settings.model.name, weights) if weights else (None, None)
     folders = [None if dry and _only_announced(task.dataset, settings) else cache.prepare(task.dataset, settings.data)
                for task in loaded]
     tasks = []
@@ -109,11 +129,62 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
         if task.part and meta["kind"] == "multi_label":
             raise UserError(f"{task.name}: a data set with several labels an image cannot be split by class.")
         tasks.append(dataclasses.replace(task, kind=meta["kind"], num_classes=meta["num_classes"]))
-    size = settings.model.image_size
-    return Setup(settings, baseline, loaded, tasks, folders, device,
-                 reported="test" if settings.phase == "meta_test" else "dev_test",
-                 backbone_flops=flops.forward_flops(backbone, size), training_flops=flops.training_flops(backbone, size),
-                 num_features=backbone.num_features)
+    reported = "test" if settings.phase == "meta_test" else "dev_test"
+    return Setup(settings, baseline, loaded, tasks, folders, device, reported, networks, pretrained, pretraining_flops,
+                 _indep(settings, tasks))
+
+
+def _network(name: str, key: str, image_size: int) -> Network:
+    models.check_name(name, key)
+    backbone = models.build(name)
+    return Network(flops.forward_flops(backbone, image_size), flops.training_flops(backbone, image_size), backbone.num_features)
+
+
+def _check_combination(settings: Config, baseline: Baseline, loaded: Stream):
+    """UserError for choices that do not go together."""
+    wants_weights = baseline.start in (baselines.start_pretrained, baselines.start_related_or_pretrained)
+    multitask = baseline.data is baselines.data_multitask
+    if wants_weights and settings.model.weights is None:
+        raise UserError(f"baseline {baseline.label} starts from pretrained weights: say which with model.weights.")
+    if settings.model.weights and not wants_weights:
+        raise UserError(f"model.weights: baseline {baseline.label} does not start from pretrained weights; take pt or pt-ft.")
+    if baseline.start is baselines.start_related_static and settings.select.indep_run is None:
+        raise UserError(f"baseline {baseline.label} needs a finished Indep run of the stream: name its folder in "
+                        "select.indep_run.")
+    if settings.search.model and (multitask or baseline.start is not baselines.start_random):
+        raise UserError(f"search.model: baseline {baseline.label} hands weights on, which fit one network alone; give "
+                        "its name in model.name, or take baseline.start=random.")
+    if multitask and settings.search.auxiliary_weight is None:
+        raise UserError(f"baseline {baseline.label} weighs auxiliary tasks: give the range in search.auxiliary_weight, for "
+                        "example [0, 1].")
+    if settings.search.auxiliary_weight and not multitask:
+        raise UserError(f"search.auxiliary_weight: baseline {baseline.label} has no auxiliary tasks; take mt.")
+    if multitask and settings.baseline.auxiliary >= len(loaded):
+        raise UserError(f"baseline.auxiliary={settings.baseline.auxiliary}: a stream of {len(loaded)} tasks has at most "
+                        f"{len(loaded) - 1} earlier ones.")
+    baseline.search(settings.search, settings.seed, 0, 0, [])  # says what it lacks
+
+
+def _indep(settings: Config, tasks: list[Task]) -> dict[int, Path]:
+    """The predictors of select.indep_run for the same tasks; UserError if one is missing."""
+    folder = settings.select.indep_run
+    if folder is None:
+        return {}
+    try:
+        results = metrics.load(folder)
+        theirs = config.from_dict(config.read_yaml((Path(folder) / "config.yaml").read_text(encoding="utf-8"), folder)).model
+    except (OSError, UserError) as error:
+        raise UserError(f"select.indep_run: {error}") from None
+    ours = settings.model
+    if not results["baseline"].startswith("indep") or (theirs.name, theirs.image_size) != (ours.name, ours.image_size):
+        raise UserError(f"select.indep_run={folder}: is a run of {results['baseline']} with {theirs.name} at {theirs.image_size} "
+                        f"pixels; it must be one of indep with {ours.name} at {ours.image_size}.")
+    found = {(row["task"], row["occurrence"]): predictor_path(Path(folder), row["index"]) for row in results["tasks"]}
+    paths = {task.index: found.get((task.task, task.occurrence)) for task in tasks}
+    for task in tasks[:-1]:  # nothing comes after the last one
+        if paths[task.index] is None or not paths[task.index].is_file():
+            raise UserError(f"select.indep_run={folder}: has no predictor of {task.name} ({task.year}).")
+    return paths
 
 
 def _only_announced(dataset: DataSet, settings: Config) -> bool:
@@ -170,7 +241,7 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
         results = {"name": folder.path.resolve().name, "stream": setup.stream.name, "phase": setup.config.phase,
                    "baseline": setup.baseline.label, "seed": setup.config.seed,
                    "partial": [task.name for task in setup.stream.missing],
-                   **metrics.summarise(folder.rows["tasks"], setup.config.phase),
+                   **metrics.summarise(folder.rows["tasks"], setup.config.phase), "cflop_pretraining": setup.pretraining_flops,
                    "seconds": round(session.total_seconds(), 1), "device": setup.device_name, "tasks": folder.rows["tasks"]}
         write_json(folder.path / "results.json", results)
         return results
@@ -191,9 +262,9 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
                    folder.predictor(row["index"])) for row in folder.rows["tasks"]]
     view = setup.view(task, memory)
     if "start" not in folder.state:
-        source = setup.baseline.start(view)
+        source, auxiliaries = setup.baseline.start(view), setup.baseline.data(view)
         session.progress.spend(view.flops)
-        start = {"source": source, "flops": view.flops, "scores": view.scores}
+        start = {"source": source, "auxiliaries": auxiliaries, "flops": view.flops, "scores": view.scores}
         session.save(task.index, start=start, best=None, trial=None)
     start = folder.state["start"]
     trials = setup.config.search.trials
@@ -203,48 +274,58 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
     if best is None:
         raise UserError(f"{task.name}: all {trials} trials of task {task.index} diverged; lower the upper end of search.lr.")
 
-    predictor = {"model": setup.config.model.name, "num_classes": task.num_classes, "task": task.task,
+    chosen = session.trials(task)[best["trial"]]
+    name = chosen["hyperparameters"].get("model", setup.config.model.name)
+    spent = sum(flops.total(row["flops"]) for row in (*folder.rows["tasks"], *session.trials(task))) + start["flops"]
+    predictor = {"model": name, "num_classes": task.num_classes, "task": task.task, "flops": spent,
                  "image_size": setup.config.model.image_size, "state": best["state"]}
     write_atomic(folder.predictor(task.index), lambda file: torch.save(predictor, file))
-    error = _judge(session, task, best["state"])
-    chosen = session.trials(task)[best["trial"]]
-    origin = "scratch" if start["source"] is None else setup.tasks[start["source"]].name
+    error = _judge(session, task, name, best["state"])
+    predicted = setup.predict_flops(task, chosen["hyperparameters"])
+    session.progress.spend(predicted)
+    origin = {None: "scratch", PRETRAINED: PRETRAINED} | {past.index: past.task.name for past in memory}
     shown = "undefined" if error is None else f"{error:.4f}"
-    session.progress.say(f"{task.year} {task.name}: error {shown} on {setup.reported}, from {origin}")
+    session.progress.say(f"{task.year} {task.name}: error {shown} on {setup.reported}, from {origin[start['source']]}"
+                         + "".join(f", with {origin[index]}" for index in start["auxiliaries"]))
     undefined = {} if error is not None else {"reason": "the predictor's outputs on the test images are not all finite"}
     return {"index": task.index, "task": task.task, "name": task.name, "year": task.year, "occurrence": task.occurrence,
             "domain": task.domain, "kind": task.kind, "num_classes": task.num_classes,
-            "num_train": len(setup.baseline.data(view)), "resolution": view.split("train").meta["resolution"],
+            "num_train": len(view.split("train")), "resolution": view.split("train").meta["resolution"],
             "meta": task.meta, "split": setup.reported, "error": error, **undefined, "dev_error": chosen["error"],
-            "source": start["source"], "scores": {str(index): score for index, score in start["scores"].items()},
+            "source": start["source"], "auxiliaries": start["auxiliaries"],
+            "scores": {"scratch" if source is None else str(source): score for source, score in start["scores"].items()},
             "hyperparameters": chosen["hyperparameters"], "trials": trials,
             "flops": flops.add(*(row["flops"] for row in session.trials(task)),
-                               {"select": start["flops"], "predict": setup.predict_flops(task)}),
+                               {"select": start["flops"], "predict": predicted}),
             "curve": chosen["curve"]}
 
 
-def _judge(session: Session, task: Task, state: dict) -> float | None:
+def _judge(session: Session, task: Task, name: str, state: dict) -> float | None:
     """The evaluator: the error of a predictor on the split that the phase reports. Nothing else reads that split."""
     setup = session.setup
-    model = models.build(setup.config.model.name, task.num_classes).to(setup.device, memory_format=torch.channels_last)
+    model = models.build(name, task.num_classes).to(setup.device, memory_format=torch.channels_last)
     model.load_state_dict(state)
-    error = fit.evaluate(model, setup.open(task.index, setup.reported), setup.config.model.image_size, setup.config.fit)
-    session.progress.spend(setup.predict_flops(task))
-    return error
+    return fit.evaluate(model, setup.open(task.index, setup.reported), setup.config.model.image_size, setup.config.fit)
 
 
 def _run_trial(session: Session, view: View, number: int):
     """Train once, from the checkpoint's snapshot if there is one; append the trial's row and keep the better predictor."""
     setup, settings, task, state = session.setup, session.setup.config, view.task, session.folder.state
     hyperparameters = setup.baseline.search(settings.search, settings.seed, task.index, number, session.trials(task))
-    split = setup.baseline.data(view)
-    batch = fit.batch_size(len(split), settings.fit.max_batch)
-    batches = EndlessStream(split, batch, settings.data, settings.model.image_size, (settings.seed, task.index, number))
     snapshot, best, start = state["trial"], state["best"], state["start"]
-    model = baselines.initial_model(view, start["source"])
+    model = baselines.initial_model(view, start["source"], hyperparameters.get("model"))
+    batch, key = setup.batch(task, hyperparameters), (settings.seed, task.index, number)
+    augmentation = dataclasses.replace(
+        settings.data, flip=hyperparameters.get("flip", settings.data.flip),
+        crop_area=settings.data.crop_area if hyperparameters.get("crop", True) else (1.0, 1.0))  # nothing but the central square
+    batches = EndlessStream(view.split("train"), batch, augmentation, settings.model.image_size, key)
+    auxiliaries = [fit.Auxiliary(EndlessStream(view.split("train", index), batch, augmentation, settings.model.image_size,
+                                               (*key, 1 + index)),
+                                 baselines.auxiliary_head(view, index)) for index in start["auxiliaries"]]
     earlier = snapshot["seconds"] if snapshot else 0.0
     began = saved = time.monotonic()
-    planned = setup.trial_flops(task, len(split), settings.fit.steps, len(fit.validation_steps(settings.fit)))
+    planned = setup.trial_flops(task, start["auxiliaries"], hyperparameters, settings.fit.steps,
+                                len(fit.validation_steps(settings.fit)))
     session.progress.begin(task, number, settings.search.trials, settings.fit.steps, snapshot["step"] if snapshot else 0,
                            batch, flops.total(planned))
 
@@ -256,14 +337,14 @@ def _run_trial(session: Session, view: View, number: int):
             session.save(task.index, start=start, best=best, trial=now)
             saved = time.monotonic()
 
-    trial = fit.train(model, batches, view.split("dev"), hyperparameters, settings.fit, snapshot, on_step)
+    trial = fit.train(model, batches, view.split("dev"), hyperparameters, settings.fit, auxiliaries, snapshot, on_step)
     session.progress.end(trial)
     session.folder.append("trials", {
         "task": task.index, "trial": number, "hyperparameters": hyperparameters,
         "status": "failed" if trial.failed else "done", "error": None if trial.failed else trial.best_error,
         "best_step": trial.best_step, "steps": trial.step,
         "loss": trial.loss if trial.loss is not None and math.isfinite(trial.loss) else None, "curve": trial.curve,
-        "flops": setup.trial_flops(task, len(split), trial.step, len(trial.curve)),
+        "flops": setup.trial_flops(task, start["auxiliaries"], hyperparameters, trial.step, len(trial.curve)),
         "seconds": round(earlier + time.monotonic() - began, 2)})
     if not trial.failed and (best is None or trial.best_error < best["error"]):
         best = {"trial": number, "error": trial.best_error, "state": trial.best_state}

@@ -145,7 +145,11 @@ class RunFolder:
         self._lock.close()
 
     def predictor(self, task: int) -> Path:
-        return self.path / "predictors" / f"{task:03d}.pt"
+        return predictor_path(self.path, task)
+
+
+def predictor_path(run: Path, task: int) -> Path:
+    return run / "predictors" / f"{task:03d}.pt"
 
 
 def _that_matters(config: dict) -> dict:

@@ -157,7 +157,7 @@ def test_related_is_the_best_nearest_neighbour_accuracy(tasks, tmp_path):
     assert baselines.start_related(view) == 1
     assert set(view.scores) == {0, 1, 2} and view.scores[1] > max(view.scores[0], view.scores[2])
     train, dev = view.split("train"), view.split("dev")
-    backbone = memory[1].backbone(view.config, CPU)
+    backbone = view.backbone(1)
     features = [fit.predict(backbone, split, 16, view.config.fit).numpy() for split in (train, dev)]
     expected = KNeighborsClassifier(5).fit(features[0], train.labels.numpy()).score(features[1], dev.labels.numpy())
     assert view.scores[1] == pytest.approx(expected) and expected > 0.5
@@ -176,8 +176,8 @@ def test_relatedness_of_several_labels_is_sklearns_map(tasks, tmp_path):
     task = dataclasses.replace(tasks[0][3], kind="multi_label")
     past = remember(tasks, 0, tmp_path)
     view = dataclasses.replace(view_of((tasks[0][:3] + [task], folder, tmp_path)), memory=[past])
-    found = view.relatedness(past)
-    backbone = past.backbone(view.config, CPU)
+    found = view.relatedness(past.index)
+    backbone = view.backbone(past.index)
     features = [fit.predict(backbone, view.split(name), 16, view.config.fit) for name in ("train", "dev")]
     parts = KNeighborsClassifier(5).fit(features[0], view.split("train").labels).predict_proba(features[1])
     votes = np.stack([part[:, 1] for part in parts], axis=1)
