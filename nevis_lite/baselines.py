@@ -239,10 +239,7 @@ def initial_model(view: View, source: Source, name: str | None = None) -> models
 
 
 def auxiliary_head(view: View, index: int) -> nn.Linear:
-    """A fresh head for the classes of the earlier task `index` on the backbone that the current task trains; it is dropped
-    afterwards."""
+    """A fresh head for the earlier task `index`, on the backbone that the current task trains; it is dropped afterwards."""
     classes = next(past.task.num_classes for past in view.memory if past.index == index)
     random = generator("cpu", "auxiliary head", view.config.seed, view.task.index, index)
-    with torch.device("meta"):
-        head = nn.Linear(view.num_features, classes)
-    return models.initialise(head.to_empty(device="cpu"), random).to(view.device)
+    return models.linear_head(view.num_features, classes, random).to(view.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -60,8 +61,10 @@ def seconds_of(setup, task, hyperparameters: dict) -> tuple[float, float]:
     """Measured seconds of one training step and of predicting one image, on a task's data, or on others if they aren't here."""
     config, view = setup.config, setup.view(task, [])
     if setup.folders[task.index] is None:
-        stand_in = cache.prepare(datasets.catalogue(Path(config.data.dir))["demo_icons_a"], config.data)
-        view.access = Access(task.index, lambda task, name: Split(stand_in, name, setup.device))
+        other = datasets.catalogue(Path(config.data.dir))["demo_icons_a"]
+        folder = cache.prepare(other, config.data)
+        view.task = replace(task, kind=other.kind, num_classes=other.classes)
+        view.access = Access(task.index, lambda task, name: Split(folder, name, setup.device))
     dev = view.split("dev")
     batch = setup.batch(task, hyperparameters)
     batches = EndlessStream(view.split("train"), batch, config.data, config.model.image_size, (0, 0, 0))

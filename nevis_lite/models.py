@@ -55,10 +55,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 class Classifier(nn.Module):
     """A backbone and one linear layer: images (B, 3, S, S) -> logits (B, num_classes)."""
 
-    def __init__(self, backbone: nn.Module, num_classes: int) -> None:
+    def __init__(self, backbone: nn.Module, head: nn.Linear) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.head = nn.Linear(backbone.num_features, num_classes)
+        self.backbone, self.head = backbone, head
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.backbone(images))
@@ -83,9 +82,14 @@ def build(name: str, num_classes: int | None = None, generator: torch.Generator 
             backbone = _of_library(name)
     if num_classes is None:
         return backbone
-    model = Classifier(backbone, num_classes)
-    initialise(model.head, generator)
-    return model
+    return Classifier(backbone, linear_head(backbone.num_features, num_classes, generator))
+
+
+def linear_head(num_features: int, num_classes: int, generator: torch.Generator | None = None) -> nn.Linear:
+    """A freshly initialised head on the CPU."""
+    with torch.device("meta"):
+        head = nn.Linear(num_features, num_classes)
+    return initialise(head.to_empty(device="cpu"), generator)
 
 
 def check_name(name: str, key: str = "model.name"):

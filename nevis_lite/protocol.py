@@ -162,7 +162,6 @@ def _check_combination(settings: Config, baseline: Baseline, loaded: Stream):
     if multitask and settings.baseline.auxiliary >= len(loaded):
         raise UserError(f"baseline.auxiliary={settings.baseline.auxiliary}: a stream of {len(loaded)} tasks has at most "
                         f"{len(loaded) - 1} earlier ones.")
-    baseline.search(settings.search, settings.seed, 0, 0, [])  # says what it lacks
 
 
 def _indep(settings: Config, tasks: list[Task]) -> dict[int, Path]:

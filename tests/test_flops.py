@@ -10,7 +10,7 @@ def on_meta(name: str, num_classes: int | None = None) -> nn.Module:
     """A model without weights: costs depend on shapes only."""
     with torch.device("meta"):
         backbone = models.MODELS[name]()
-        return backbone if num_classes is None else models.Classifier(backbone, num_classes)
+        return backbone if num_classes is None else models.Classifier(backbone, nn.Linear(backbone.num_features, num_classes))
 
 
 def counted_by_torch(module: nn.Module, image_size: int, backward: bool) -> int:

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from nevis_lite import models
+from nevis_lite.config import UserError
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -43,7 +44,7 @@ def test_side_of_the_last_map_at_64_pixels(name, side):
 
 
 def test_unknown_name():
-    with pytest.raises(ValueError, match="'resnet50'.*resnet34, resnet18"):
+    with pytest.raises(UserError, match="model.name: unknown model resnet50; did you mean resnet"):
         models.build("resnet50")
 
 

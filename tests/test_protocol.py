@@ -249,6 +249,7 @@ def test_the_ledger_by_hand(finished, read_run):
 def test_results_have_the_documented_fields(finished, read_run):
     results = read_run(finished("ft-d")).results  # which fails at a NaN
     assert {"name", "stream", "phase", "baseline", "seed", "partial", "error", "error_all", "cflop", "cflop_paper", "device",
+            "cflop_pretraining",
             "tasks"} == results.keys()
     facts = ("name", "stream", "phase", "baseline", "seed", "partial")
     assert [results[key] for key in facts] == ["run", "four", "meta_test", "ft-d", 0, []]
