@@ -40,8 +40,11 @@ class DataSet:
     labels: list | str | None = None  # the order of the classes: see readers.class_ids
     split: dict = field(default_factory=dict)  # a rule of splits.complete; empty: the reference's shares
     images: dict = field(default_factory=dict)  # how many each split holds if the files are as published: {train: n, ...}
+    images_about: bool = False  # `images` are no more than rough
     dedupe: bool = False  # exact copies (pixels and label) are dropped, the first one stays
     note: str = ""  # where we deviate from the reference, or what could not be verified
+    licence: str = ""  # or terms, as the publishers state them
+    size: str = ""  # of all files to fetch, roughly
 
 
 def catalogue(data_dir: Path) -> dict[str, DataSet]:

@@ -42,12 +42,22 @@ def check(found: list[DataSet], settings: DataConfig) -> tuple[str, bool]:
         digests = json.dumps(meta["splits"]).encode() if meta and "splits" in meta else b""
         last = f"lacks {fetch.few(fetch.absent(dataset))}" if state == "partial" else ""
         last = hashlib.sha256(digests).hexdigest()[:12] if digests else last
+        last += _unexpected(dataset, meta) if meta else ""
         lines.append(f"{dataset.key:<24} {state:<12} {dataset.classes or '-':>7} {train:>8} {dev:>7} {dev_test:>8} {test:>7} "
                      f"{fetch.size_text(_bytes_in(dataset.folder)):>9} {fetch.size_text(cached) if meta else '-':>9}  {last}")
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     complete = not states.keys() & {"partial", "downloadable", "manual"}
     hint = "" if complete else "; `prepare` fetches what can be fetched and says what to do about the rest"
     return "\n".join([*(line.rstrip() for line in lines), f"{len(found)} data sets: {counts}{hint}"]), complete
+
+
+def _unexpected(dataset: DataSet, meta: dict) -> str:
+    """The splits of a cache that hold other numbers of images than those known for the published files."""
+    if dataset.images_about:
+        return ""
+    others = [f"{name} {count}" for name, count in dataset.images.items() if meta["sizes"][name] != count]
+    broken = f" ({meta['skipped']} broken)" if meta["skipped"] else ""
+    return f"  expected {', '.join(others)}{broken}" if others else ""
 
 
 def _bytes_in(folder: Path) -> int:

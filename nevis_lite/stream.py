@@ -259,11 +259,13 @@ def table_of_streams() -> str:
 
 
 def table_of_tasks(name: str, tasks: list[Task]) -> str:
-    lines = [f"{'#':>3}  {'year':<4}  {'task':<24} {'domain':<9} {'kind':<12} {'classes':>7} {'occurrence':>10} {'meta':<5}  "
-             "name"]
+    lines = [f"{'#':>3}  {'year':<4}  {'task':<24} {'domain':<9} {'kind':<12} {'classes':>7} {'train':>8} {'occurrence':>10} "
+             f"{'meta':<5}  name"]
     for task in tasks:
+        number, parts = task.dataset.images.get("train"), (task.part or (0, 1))[1]
+        images = f"{'~' * (task.dataset.images_about or parts > 1)}{number // parts}" if number else "-"
         lines.append(f"{task.index:>3}  {task.year:<4}  {task.task:<24} {task.domain:<9} {task.kind or '-':<12} "
-                     f"{task.num_classes or '-':>7} {task.occurrence:>10} {task.meta:<5}  {task.name}")
+                     f"{task.num_classes or '-':>7} {images:>8} {task.occurrence:>10} {task.meta:<5}  {task.name}")
     train = sum(task.meta == "train" for task in tasks)
     return "\n".join([*lines, f"stream {name}: {len(tasks)} tasks, {train} meta-train and {len(tasks) - train} meta-test, "
                               f"of {len(_datasets(tasks))} data sets"])

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -529,6 +530,29 @@ def test_check_tells_the_state_of_each_data_set(tmp_path, catalogue, web, capsys
     assert call(tmp_path, "check", "net") == 3 and "downloadable" in capsys.readouterr().out and not web
 
 
+def test_check_tells_which_splits_have_other_numbers_of_images_than_expected(tmp_path, catalogue, web, capsys, monkeypatch):
+    def last_words(**facts):
+        catalogue["net"] = replace(catalogue["net"], **facts)
+        assert call(tmp_path, "check", "net") == 0
+        return capsys.readouterr().out.splitlines()[1].split()[11:]
+
+    monkeypatch.setattr(cache, "BAD_SHARE", 0.5)
+    (tmp_path / "data" / "net").mkdir(parents=True)
+    (tmp_path / "data" / "net" / "net.zip").write_bytes(picture_zip())
+    call(tmp_path, "prepare", "net")
+    capsys.readouterr()
+    sizes = meta_of(folder_of(catalogue["net"], DataConfig(dir=str(tmp_path / "data"))))["sizes"]
+    (digest,) = last_words()
+    assert last_words(images=sizes) == [digest]
+    assert last_words(images=sizes | {"train": 90, "test": 7}) == [digest, "expected", "train", "90,", "test", "7"]
+    assert last_words(images_about=True) == [digest]
+    pictures = {f"photos/{'ab'[number % 2]}/{number:02}.png": encode(number) for number in range(24)}
+    (tmp_path / "data" / "net" / "net.zip").write_bytes(zipped(pictures | {"photos/a/00.png": b"broken"}))
+    call(tmp_path, "prepare", "net")
+    capsys.readouterr()
+    assert last_words(images=sizes, images_about=False)[1:] == ["expected", "train", str(sizes["train"]), "(1", "broken)"]
+
+
 def test_the_digest_of_the_splits_tells_which_images_and_labels(tmp_path, catalogue, web):
     def splits(dataset, data_dir=tmp_path / "data"):
         return meta_of(cache.prepare(dataset, DataConfig(dir=str(data_dir))))["splits"]
@@ -561,8 +585,12 @@ def test_list_shows_streams_and_tasks(capsys):
     assert "full                   106         79        27        97  1992 to 2021" in capsys.readouterr().out
     assert stream.main(["list", "demo", "keep=without_first_7"]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == 7 and told[1].split() == ["0", "2017", "demo_faces", "face", "single_label", "2", "1", "train", "faces"]
+    assert len(told) == 7 and told[1].split() == ["0", "2017", "demo_faces", "face", "single_label", "2", "-", "1", "train",
+                                                      "faces"]
     assert told[-1] == "stream demo (without_first_7): 5 tasks, 1 meta-train and 4 meta-test, of 5 data sets"
+    assert stream.main(["list", "full"]) == 0
+    rows = {line.split()[2]: line.split() for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows["mnist"][6] == "42000" and rows["aberdeen"][6].startswith("~")
 
 
 @pytest.mark.parametrize("words, told", [

@@ -9,7 +9,7 @@ r"""Build the embedded demo image stream, nevis_lite/demo, from images that pack
 
 The tool itself fetches the Debian packages (apt-get download) and npm packages (npm pack) pinned below into DIR, once;
 nothing is installed. It needs apt-get, dpkg-deb, npm and tar, about 1.2 GB of disk and one or two minutes.
-docs/data.md says what each data set is; the arrays keep the native resolution of their source.
+docs/demo.md says what each data set is; the arrays keep the native resolution of their source.
 """
 
 import argparse
