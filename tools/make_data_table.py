@@ -22,10 +22,10 @@ from them shows up as an error that names it, or as a wrong number of images, wh
 are those that other public catalogues state; none of the downloads could be tried when this was written.
 
 **Images** are those of train / dev / dev_test / test, computed from the numbers that the publishers state and our rules for the
-splits. They are rounded, and marked with "about", where the publishers' numbers are vague or exact copies are dropped. **Size**
-is that of the files to fetch, as other catalogues or the publishers state it, rounded. **Licences** and terms are given as far
-as we know them, shortened, and may have changed; read them at the source before you use a data set. "None stated" means that
-the publishers' pages state none, which is no permission.
+splits. They are rounded, and marked with "about", where the publishers' numbers are vague, or where it's only known in the
+files how many are dropped: exact copies, small boxes. **Size** is that of the files to fetch, as other catalogues or the
+publishers state it, rounded. **Licences** and terms are given as far as we know them, shortened, and may have changed; read
+them at the source before you use a data set. "None stated" means that the publishers' pages state none, which is no permission.
 
 Order of images, and with it the random splits, is that of sorted file names (see [differences](differences.md)).
 
