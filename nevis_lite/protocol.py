@@ -108,7 +108,8 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
     """Check everything that can be checked before training: names, data, device. UserError or MissingData.
 
     The pixel caches that are missing are built here, of all splits, and their labels checked for range; after this, test
-    splits are opened by the evaluator alone. A `dry` set-up builds none of published data sets whose sizes are known.
+    splits are opened by the evaluator alone. A `dry` set-up builds none of published data sets whose sizes are known, and does
+    without the files of pretrained weights and of an Indep run.
     """
     baseline = baselines.choose(settings.baseline)
     device = fit.pick_device(settings.device)
@@ -118,7 +119,8 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
                 [(settings.model.name, "model.name"), *((name, "search.model") for name in settings.search.model)]}
     _check_combination(settings, baseline, loaded)
     weights = settings.model.weights
-    pretrained, pretraining_flops = models.pretrained(settings.model.name, weights) if weights else (None, None)
+    not_needed = weights is None or dry and (weights == "published" or not Path(weights).is_file())
+    pretrained, pretraining_flops = (None, None) if not_needed else models.pretrained(settings.model.name, weights)
     folders = [None if dry and _only_announced(task.dataset, settings) else cache.prepare(task.dataset, settings.data)
                for task in loaded]
     tasks = []
@@ -131,7 +133,7 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
         tasks.append(dataclasses.replace(task, kind=meta["kind"], num_classes=meta["num_classes"]))
     reported = "test" if settings.phase == "meta_test" else "dev_test"
     return Setup(settings, baseline, loaded, tasks, folders, device, reported, networks, pretrained, pretraining_flops,
-                 _indep(settings, tasks))
+                 {} if dry else _indep(settings, tasks))
 
 
 def _network(name: str, key: str, image_size: int) -> Network:

@@ -45,14 +45,34 @@ def settings(data_dir):
 
 
 @pytest.fixture(scope="session")
-def finished(settings, tmp_path_factory):
+def of_baseline(settings, tmp_path_factory):
+    """of_baseline(name): what settings and config_file must be given for a baseline. ft-s and pt rest on the Indep run."""
+    indep = tmp_path_factory.mktemp("indep") / "run"
+
+    def get(baseline):
+        if baseline in ("ft-s", "pt", "pt-ft") and not indep.exists():
+            train.run(settings(baseline="indep"), indep)
+        return {"baseline": baseline} | {
+            "ft-s": {"select": {"indep_run": str(indep)}},
+            "mt": {"search": {"auxiliary_weight": [0.2, 1]}},
+            "pt": {"model": {"weights": str(indep / "predictors" / "003.pt")}},
+            "pt-ft": {"model": {"weights": str(indep / "predictors" / "003.pt")}},
+            "bhpo": {"search": {"trials": 3, "schedule": ["cosine", "piecewise"], "batch": [8, 16], "model": ["resnet8", "small"],
+                                "crop": [True, False], "flip": [True, False]}},
+        }.get(baseline, {})
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def finished(settings, of_baseline, tmp_path_factory):
     """finished(baseline): the folder of a whole run on the short stream, made once."""
     runs = {}
 
     def get(baseline):
         if baseline not in runs:
             runs[baseline] = tmp_path_factory.mktemp(baseline) / "run"
-            train.run(settings(baseline=baseline), runs[baseline])
+            train.run(settings(**of_baseline(baseline)), runs[baseline])
         return runs[baseline]
 
     return get

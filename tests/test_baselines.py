@@ -212,6 +212,90 @@ def test_subsets_are_fixed_random_and_no_larger_than_asked(tasks):
     assert torch.equal(view.subset("dev"), torch.arange(60))
 
 
+# ---- other candidates
+
+
+def spoilt_state() -> dict:
+    state = models.build("resnet8", None, torch.Generator().manual_seed(0)).state_dict()
+    return {name: torch.zeros_like(value) for name, value in state.items()}
+
+
+def test_the_pretrained_network_is_taken_when_it_is_the_best(tasks, tmp_path):
+    spoilt = [remember(tasks, index, tmp_path, spoil=True) for index in range(3)]
+    good = models.build("resnet8", None, torch.Generator().manual_seed(100)).state_dict()
+    view = dataclasses.replace(view_of(tasks, memory=spoilt), pretrained=good)
+    assert baselines.start_related_or_pretrained(view) == "pretrained"
+    assert set(view.scores) == {"pretrained", 0, 1, 2}
+    assert_same(initial_model(view, "pretrained").backbone.state_dict(), good)
+
+
+def test_an_earlier_task_is_taken_when_it_beats_the_pretrained_network(tasks, tmp_path):
+    memory = [remember(tasks, index, tmp_path, spoil=index != 1) for index in range(3)]
+    view = dataclasses.replace(view_of(tasks, memory=memory), pretrained=spoilt_state())
+    assert baselines.start_related_or_pretrained(view) == 1
+    first = dataclasses.replace(view_of(tasks, now=0), pretrained=spoilt_state())
+    assert baselines.start_related_or_pretrained(first) == baselines.start_pretrained(first) == "pretrained"
+
+
+def test_scratch_is_a_candidate_on_request(tasks, tmp_path):
+    spoilt = [remember(tasks, index, tmp_path, spoil=True) for index in range(3)]
+    assert baselines.start_related(view_of(tasks, memory=spoilt)) == 2
+    view = view_of(tasks, memory=spoilt, scratch=True)
+    assert baselines.start_related(view) is None and set(view.scores) == {None, 0, 1, 2}
+    assert_same(view.backbone(None).state_dict(), initial_model(view, None).backbone.state_dict())  # what the trials start from
+
+
+def test_cosine_distance_is_that_of_sklearn(tasks, tmp_path):
+    past = remember(tasks, 0, tmp_path)
+    view = view_of(tasks, memory=[past], distance="cosine", neighbours=7)
+    train, dev = view.split("train"), view.split("dev")
+    features = [fit.predict(view.backbone(0), split, 16, view.config.fit).numpy() for split in (train, dev)]
+    nearest = KNeighborsClassifier(7, metric="cosine").fit(features[0], train.labels.numpy())
+    assert view.relatedness(0) == pytest.approx(nearest.score(features[1], dev.labels.numpy()))
+
+
+MATRIX = [  # of task 3 and of task 2, by hand: rows are targets, columns sources
+    ([], None), ([0.9], 0), ([0.3, 0.7], 1), ([0.5, 0.8, 0.6], 1)]
+
+
+@pytest.mark.parametrize("target, expected", [(target, row[1]) for target, row in enumerate(MATRIX)])
+def test_a_static_start_follows_the_relatedness_of_the_indep_run(tasks, tmp_path, monkeypatch, target, expected):
+    asked = []
+    indep = {index: tmp_path / f"indep{index}.pt" for index in range(4)}
+
+    def relatedness(view, source, path=None):
+        asked.append(path) if path else None
+        return MATRIX[target][0][source]
+
+    monkeypatch.setattr(View, "relatedness", relatedness)
+    view = view_of(tasks, now=target, memory=[remember(tasks, index, tmp_path) for index in range(target)])
+    assert baselines.start_related_static(dataclasses.replace(view, indep=indep)) == expected
+    assert asked == [indep[index] for index in range(target)]
+
+
+def test_a_static_start_looks_at_the_indep_features_and_takes_its_own_weights(tasks, tmp_path):
+    (tmp_path / "indep").mkdir()
+    own = [remember(tasks, index, tmp_path, spoil=index == 1) for index in range(3)]
+    indep = {index: remember(tasks, index, tmp_path / "indep", spoil=index != 1).path for index in range(3)}
+    view = dataclasses.replace(view_of(tasks, memory=own), indep=indep)
+    assert baselines.start_related_static(view) == 1 and baselines.start_related(view_of(tasks, memory=own)) != 1
+    assert not initial_model(view, 1).backbone.conv1.weight.any()  # the spoilt one of this run
+
+
+@pytest.mark.parametrize("auxiliary, expected", [(1, [1]), (2, [1, 2]), (3, [1, 2, 0])])
+def test_multitask_trains_with_the_most_related_tasks(tasks, tmp_path, auxiliary, expected):
+    memory = [remember(tasks, index, tmp_path, spoil=index != 1) for index in range(3)]  # 0 and 2 tell as little
+    view = view_of(tasks, memory=memory)
+    view.config.baseline.auxiliary = auxiliary
+    assert baselines.start_related(view) == 1
+    charged = view.flops
+    assert baselines.data_multitask(view) == expected
+    assert view.flops == charged  # the scores are those of the start
+    view = view_of(tasks, memory=memory[:1])
+    view.config.baseline.auxiliary = auxiliary
+    assert baselines.data_multitask(view) == [0] and baselines.data_multitask(view_of(tasks, now=0)) == []
+
+
 # ---- initial weights
 
 

@@ -1,3 +1,4 @@
+import copy
 import math
 import struct
 from pathlib import Path
@@ -216,6 +217,60 @@ def test_the_first_update_of_a_warmup_moves_no_weight_but_the_statistics(splits)
     fit.update(fit.start(model, CONFIG), batches(splits[0]), HYPERPARAMETERS, CONFIG)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]) != ("running" in name or "tracked" in name)
+
+
+# ---- auxiliary tasks
+
+
+def auxiliary(split: Split) -> fit.Auxiliary:
+    """The task's own dev images as another task."""
+    return fit.Auxiliary(EndlessStream(split, 8, DataConfig(), SIZE, (0, 0, 0, 1)), models.linear_head(64, 2))
+
+
+def test_the_gradient_is_that_of_the_weighted_sum_of_losses(splits):
+    model, stream, others = network(), batches(splits[0]), [auxiliary(splits[1]), auxiliary(splits[0])]
+    trained = [*model.parameters(), *(weight for other in others for weight in other.head.parameters())]
+    (images, labels), total = stream(0), 0.0
+    shadow = copy.deepcopy(model).train()
+    shadow_heads = [copy.deepcopy(other.head) for other in others]
+    total = F.cross_entropy(shadow(images), labels, label_smoothing=0.1)
+    for other, head in zip(others, shadow_heads, strict=True):
+        images, labels = other.batches(0)
+        total = total + 0.3 * F.cross_entropy(head(shadow.backbone(images)), labels, label_smoothing=0.1)
+    expected = torch.autograd.grad(total, [*shadow.parameters(), *(w for head in shadow_heads for w in head.parameters())])
+    fit.update(fit.start(model, CONFIG, others), stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3}, CONFIG)
+    for weight, gradient in zip(trained, expected, strict=True):
+        torch.testing.assert_close(weight.grad, gradient, rtol=1e-4, atol=1e-6)
+    assert others[0].head.weight.grad.any()
+
+
+def test_with_weight_zero_auxiliary_tasks_change_nothing(splits):
+    """Neither weights nor the statistics of batch norm, which are those of the current task alone."""
+    alone = train(splits)
+    together = train(splits, hyperparameters=HYPERPARAMETERS | {"auxiliary_weight": 0.0}, auxiliaries=[auxiliary(splits[1])])
+    assert_same_weights(together.model.state_dict(), alone.model.state_dict())
+    assert together.curve == alone.curve
+    weighted = train(splits, hyperparameters=HYPERPARAMETERS | {"auxiliary_weight": 1.0}, auxiliaries=[auxiliary(splits[1])])
+    assert not torch.equal(weighted.model.head.weight, alone.model.head.weight)
+
+
+def test_a_trial_with_auxiliary_tasks_goes_on_from_a_snapshot(splits):
+    options = {"hyperparameters": HYPERPARAMETERS | {"auxiliary_weight": 0.7}}
+    heads = [models.linear_head(64, 2, torch.Generator().manual_seed(5)) for _ in range(2)]
+    parts = [fit.Auxiliary(EndlessStream(splits[1], 8, DataConfig(), SIZE, (0, 0, 0, 1)), head) for head in heads]
+    whole = train(splits, auxiliaries=parts[:1], **options)
+    kept = []
+
+    def stop(trial):
+        if trial.step == 5:
+            kept.append(copy.deepcopy(trial.snapshot()))
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(splits, auxiliaries=parts[1:], on_step=stop, **options)
+    again = train(splits, auxiliaries=[auxiliary(splits[1])], snapshot=kept[0], **options)  # another head, to be replaced
+    assert_same_weights(again.model.state_dict(), whole.model.state_dict())
+    assert_same_weights(again.heads.state_dict(), whole.heads.state_dict())
 
 
 # ---- evaluation

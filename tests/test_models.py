@@ -1,5 +1,9 @@
+import sys
+
 import pytest
+import safetensors.torch
 import torch
+import torchvision
 from torch import nn
 
 from nevis_lite import models
@@ -46,6 +50,119 @@ def test_side_of_the_last_map_at_64_pixels(name, side):
 def test_unknown_name():
     with pytest.raises(UserError, match="model.name: unknown model resnet50; did you mean resnet"):
         models.build("resnet50")
+
+
+def test_names_of_other_libraries():
+    with pytest.raises(UserError, match="did you mean torchvision/resnet50"):
+        models.check_name("torchvision/resnet50x")
+    with pytest.raises(UserError, match=r"search.model: unknown model timm/.*, \.\.\.\.$"):
+        models.check_name("timm/none such at all", "search.model")
+
+
+@pytest.mark.parametrize("name, num_features", [("torchvision/resnet18", 512), ("torchvision/mobilenet_v3_small", 1024),
+                                                ("torchvision/vgg11", 4096), ("timm/resnet10t", 512)])
+def test_networks_of_other_libraries(name, num_features):
+    state = torch.get_rng_state()
+    first, again = (models.build(name, 5, seeded(1)).eval() for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    images = torch.rand(2, 3, 64, 64) * 2 - 1
+    with torch.no_grad():
+        assert first.backbone(images).shape == (2, num_features) and first(images).shape == (2, 5)
+        assert torch.equal(first(images), again(images))
+        assert not torch.equal(first(images), models.build(name, 5, seeded(2)).eval()(images))
+
+
+def test_a_network_of_torchvision_sees_what_it_was_trained_on():
+    net = torchvision.models.resnet18(weights=None).eval()
+    pixels = torch.rand(2, 3, 64, 64)
+    usual = torchvision.transforms.functional.normalize(pixels, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    backbone = models.build("torchvision/resnet18").eval()
+    backbone[1].load_state_dict({name: value for name, value in net.state_dict().items() if not name.startswith("fc.")})
+    net.fc = nn.Identity()
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(pixels * 2 - 1), net(usual), rtol=1e-4, atol=1e-4)
+
+
+# ---- pretrained weights
+
+
+@pytest.fixture
+def source():
+    """A backbone whose statistics are not the initial ones."""
+    net = models.build("resnet8", None, seeded(7)).train()
+    with torch.no_grad():
+        net(torch.rand(8, 3, 16, 16))
+    return net.eval()
+
+
+def stored(source, path, how):
+    state = source.state_dict()
+    if how == "predictor":
+        content = {"model": "resnet8", "flops": 123, "state": {f"backbone.{key}": value for key, value in state.items()}
+                   | {"head.weight": torch.zeros(3, 64), "head.bias": torch.zeros(3)}}
+    elif how == "parallel":
+        content = {"epoch": 3, "state_dict": {f"module.{key}": value for key, value in state.items()}}
+    else:
+        content = state
+    if how == "safetensors":
+        safetensors.torch.save_file(state, path.with_suffix(".safetensors"))
+        return path.with_suffix(".safetensors")
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("how", ["plain", "predictor", "parallel", "safetensors"])
+def test_pretrained_weights_give_the_features_of_their_source(source, tmp_path, capsys, how):
+    path = stored(source, tmp_path / "weights.pt", how)
+    state, spent = models.pretrained("resnet8", str(path))
+    assert spent == (123 if how == "predictor" else None)
+    copy = models.build("resnet8", None, seeded(1))
+    copy.load_state_dict(state)
+    images = torch.rand(4, 3, 16, 16)
+    assert torch.equal(copy.eval()(images), source(images))
+    count, said = len(source.state_dict()), capsys.readouterr().out
+    assert f"{count} of {count} tensors matched" in said
+    assert ("left out: head.weight, head.bias" in said) == (how == "predictor")
+
+
+def test_weights_of_torchvision_are_read_from_its_own_file(tmp_path):
+    net = torchvision.models.resnet18(weights=None).eval()
+    torch.save(net.state_dict(), tmp_path / "resnet18.pth")
+    backbone = models.build("torchvision/resnet18").eval()
+    backbone.load_state_dict(models.pretrained("torchvision/resnet18", str(tmp_path / "resnet18.pth"))[0])
+    assert all(torch.equal(value, backbone[1].state_dict()[name]) for name, value in net.state_dict().items() if "fc" not in name)
+
+
+def test_weights_that_do_not_fit_are_refused(source, tmp_path):
+    state = source.state_dict()
+    cases = {
+        "other.pt": (models.build("resnet18", None, seeded()).state_dict(), r"conv1.weight has the shape \(64, 3, 3, 3\)"),
+        "bare.pt": ({key: value for key, value in state.items() if "running" not in key}, "lacks .* such as bn1.running_mean"),
+        "empty.pt": ({"epoch": 1}, "holds no state dict"),
+        "list.pt": ([1, 2], "holds no state dict"),
+        "code.pt": (models.Renormalise((0, 0, 0), (1, 1, 1)), "cannot be read safely|can be read safely"),
+    }
+    for name, (content, words) in cases.items():
+        torch.save(content, tmp_path / name)
+        with pytest.raises(UserError, match=words) as error:
+            models.pretrained("resnet8", str(tmp_path / name))
+        assert name in str(error.value) and "\n" not in str(error.value)
+    (tmp_path / "text.pt").write_text("no tensors")
+    for weights, words in ((tmp_path / "text.pt", "can be read safely"), (tmp_path / "none.pt", "no such file")):
+        with pytest.raises(UserError, match=words):
+            models.pretrained("resnet8", str(weights))
+    with pytest.raises(UserError, match="resnet8 has none"):
+        models.pretrained("resnet8", "published")
+
+
+def test_a_missing_library_is_named_with_its_command(tmp_path, monkeypatch):
+    for module in ("timm", "safetensors", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match="pip install timm"):
+        models.build("timm/dm_nfnet_f0")
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="pip install safetensors"):
+        models.pretrained("resnet8", str(tmp_path / "a.safetensors"))
 
 
 def test_weights_are_a_function_of_the_generator():
