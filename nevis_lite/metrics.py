@@ -6,6 +6,7 @@ Only numpy is needed, so that a finished run can be read anywhere: `python -m ne
 import argparse
 import itertools
 import json
+import math
 import sys
 import textwrap
 from pathlib import Path
@@ -141,6 +142,8 @@ def table(results: dict) -> str:
         ends.insert(0, (f"mean error, meta-test tasks * ({len(judged)})", _number(summary["error"])))
     ends.append(("compute, training only (as in the paper)", human(summary["cflop_paper"])))
     ends.append(("compute, all phases", human(summary["cflop"])))
+    if results.get("cflop_pretraining"):
+        ends.append(("compute of the pretrained weights, beside", human(results["cflop_pretraining"])))
     missing = f"PARTIAL: missing {', '.join(results['partial'])}" if results["partial"] else ""
     return "\n".join([*textwrap.wrap(missing, 110), *rows, "", *(f"{label:<42}{value}" for label, value in ends)])
 
@@ -154,12 +157,17 @@ def _row(task: dict, names: dict[int, str]) -> list[str]:
         "*" if task["meta"] == "test" else "",
         str(task["num_classes"]),
         str(task["num_train"]),
-        "scratch" if task["source"] is None else names[task["source"]][:14],
+        _origin(task["source"], names)[:14],
         _number(found.get("lr"), ".2g"),
         _number(found.get("label_smoothing"), ".2f"),
         _number(task["error"]),
         human(sum(task["flops"].values())),
     ]
+
+
+def _origin(source: int | str | None, names: dict[int, str]) -> str:
+    """An earlier task by its number and name, since two may share a name; or "scratch" or "pretrained"."""
+    return "scratch" if source is None else f"{source} {names[source]}" if source in names else source
 
 
 def _judged(tasks: list[dict], phase: str) -> list[dict]:
@@ -186,30 +194,37 @@ def _mean(values: list[float | None]) -> float | None:
 def comparison(runs: list[dict]) -> dict:
     """Several runs of one stream and phase, each the content of a `results.json`, grouped by baseline.
 
-    "baselines": per baseline, {"n", "mean", "sd"} of "error" and "error_all" over its runs, and the mean "cflop";
-    "pairs": for every two baselines the differences of "error", first minus second, over the seeds that both have, and
-    their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with Student's t of n - 1 degrees of freedom;
+    "baselines": per baseline, {"n", "mean", "sd"} of "error" and "error_all" over its runs, the mean "cflop", and whether it is
+    on the Pareto front; where runs differ in their budgets, a baseline at another budget is another baseline;
+    "pairs": for every two baselines of one budget the differences of "error", first minus second, over the seeds that both have,
+    and their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with Student's t of n - 1 degrees of freedom;
     "tasks": {"n", "mean", "sd"} of the error of each task by baseline; "partial": run name -> its missing tasks.
     Standard deviations are those of a sample (n - 1). What is undefined is None. Raises ValueError when the runs are of
     different streams or phases, or two are of the same baseline and seed.
     """
     if any((run["stream"], run["phase"]) != (runs[0]["stream"], runs[0]["phase"]) for run in runs):
         raise ValueError("These runs are of different streams or phases: their errors cannot be compared.")
+    several = len({_budget(run) for run in runs}) > 1
+    labels = [run["baseline"] + (f", {_budget(run)}" if several else "") for run in runs]
     groups: dict[str, dict[int, dict]] = {}
-    for run in runs:
-        seeds = groups.setdefault(run["baseline"], {})
+    for run, label in zip(runs, labels, strict=True):
+        seeds = groups.setdefault(label, {})
         if run["seed"] in seeds:
-            raise ValueError(f"Two runs of {run['baseline']} have seed {run['seed']}: name only one of them.")
+            raise ValueError(f"Two runs of {label} have seed {run['seed']}: name only one of them.")
         seeds[run["seed"]] = run
+    means = {name: (_mean([run["cflop"] for run in seeds.values()]), _mean([run["error"] for run in seeds.values()]))
+             for name, seeds in groups.items()}
+    front = pareto({name: point for name, point in means.items() if None not in point})
+    budgets = {name: _budget(next(iter(seeds.values()))) for name, seeds in groups.items()}
 
     tasks: dict[tuple, dict] = {}  # not by index: another order of the stream gives the same task another index
-    for run in runs:
+    for run, label in zip(runs, labels, strict=True):
         for row in run["tasks"]:
             task = tasks.setdefault(
                 (row["task"], row["occurrence"]),
                 {"year": row["year"], "task": _name(row), "errors": {baseline: [] for baseline in groups}},
             )
-            task["errors"][run["baseline"]].append(row["error"])
+            task["errors"][label].append(row["error"])
     for task in tasks.values():
         task["errors"] = {baseline: _spread(values) for baseline, values in task["errors"].items()}
 
@@ -219,17 +234,38 @@ def comparison(runs: list[dict]) -> dict:
             baseline: {
                 "error": _spread([run["error"] for run in seeds.values()]),
                 "error_all": _spread([run["error_all"] for run in seeds.values()]),
-                "cflop": _mean([run["cflop"] for run in seeds.values()]),
+                "cflop": means[baseline][0],
+                "pareto": baseline in front,
             }
             for baseline, seeds in groups.items()
         },
-        "pairs": [_pair(first, second, groups) for first, second in itertools.combinations(groups, 2)],
+        "pairs": [
+            _pair(first, second, groups)
+            for first, second in itertools.combinations(groups, 2)
+            if budgets[first] == budgets[second]
+        ],
         "tasks": list(tasks.values()),
     }
 
 
+def pareto(points: dict[str, tuple[float, float]]) -> list[str]:
+    """The names of the points (compute, error) that no other one beats in both, from cheap to expensive (paper, Fig. 4)."""
+    front, lowest = [], math.inf
+    for name, (_, error) in sorted(points.items(), key=lambda item: item[1]):
+        if error < lowest:
+            front, lowest = [*front, name], error
+    return front
+
+
+def _budget(run: dict) -> str:
+    return f"{run['trials']} x {run['steps']:,} updates"
+
+
 def compare(runs: list[dict]) -> str:
-    """`comparison` as GitHub markdown: baselines, paired differences, errors by task. Raises as it does."""
+    """`comparison` as GitHub markdown: baselines, paired differences, errors by task if there are at most 8 baselines.
+
+    Raises as it does.
+    """
     found = comparison(runs)
     baselines = found["baselines"]
     parts = [f"**PARTIAL**: {name} misses {', '.join(missing)}" for name, missing in found["partial"].items()]
@@ -239,10 +275,12 @@ def compare(runs: list[dict]) -> str:
             str(group["error"]["n"]),
             *(_number(group[key][part]) for key in ("error", "error_all") for part in ("mean", "sd")),
             human(group["cflop"]),
+            "*" if group["pareto"] else "",
         ]
         for baseline, group in baselines.items()
     ]
-    parts.append(_markdown(["baseline", "runs", "error", "sd", "error, all tasks", "sd", "compute, all phases"], rows))
+    header = ["baseline", "runs", "error", "sd", "error, all tasks", "sd", "compute, all phases", "Pareto front"]
+    parts.append(_markdown(header, rows))
     rows = [
         [
             f"{pair['first']} - {pair['second']}",
@@ -260,7 +298,8 @@ def compare(runs: list[dict]) -> str:
         [str(task["year"]), task["task"], *(_mean_and_sd(task["errors"][baseline]) for baseline in baselines)]
         for task in found["tasks"]
     ]
-    parts.append(_markdown(["year", "task", *baselines], rows))
+    if len(baselines) <= 8:
+        parts.append(_markdown(["year", "task", *baselines], rows))
     return "\n\n".join(parts)
 
 

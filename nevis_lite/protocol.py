@@ -241,6 +241,7 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
                 session.save(task.index + 1)
         results = {"name": folder.path.resolve().name, "stream": setup.stream.name, "phase": setup.config.phase,
                    "baseline": setup.baseline.label, "seed": setup.config.seed,
+                   "trials": setup.config.search.trials, "steps": setup.config.fit.steps,
                    "partial": [task.name for task in setup.stream.missing],
                    **metrics.summarise(folder.rows["tasks"], setup.config.phase), "cflop_pretraining": setup.pretraining_flops,
                    "seconds": round(session.total_seconds(), 1), "device": setup.device_name, "tasks": folder.rows["tasks"]}

@@ -41,6 +41,8 @@ def run(baseline="ft-d", seed=0, errors=(0.5, 0.3, 0.1), **changes):
         "phase": "meta_test",
         "baseline": baseline,
         "seed": seed,
+        "trials": 3,
+        "steps": 100,
     }
     return {**results, "partial": [], "tasks": tasks, **metrics.summarise(tasks, "meta_test"), **changes}
 
@@ -148,8 +150,8 @@ def test_table():
     assert metrics.table(run()).splitlines() == [
         "  #  year  task                       classes    train  start              lr  smooth   error     compute",
         "  0  1998  DIGITS                          10  1281167  scratch         0.012    0.15  0.5000  3.24 TFLOP",
-        "  1  2004  A VERY LONG NAME OF A           10  1281167  DIGITS          0.012    0.15  0.3000  3.24 TFLOP",
-        "105  2021  FLOWERS                 *       10  1281167  A VERY LONG NA  0.012    0.15  0.1000  3.24 TFLOP",
+        "  1  2004  A VERY LONG NAME OF A           10  1281167  0 DIGITS        0.012    0.15  0.3000  3.24 TFLOP",
+        "105  2021  FLOWERS                 *       10  1281167  1 A VERY LONG   0.012    0.15  0.1000  3.24 TFLOP",
         "",
         "mean error, meta-test tasks * (1)         0.1000",
         "mean error, all tasks (3)                 0.3000",
@@ -231,11 +233,38 @@ def test_runs_that_cannot_be_compared():
 def test_compare():
     text = metrics.compare([*runs(), run("mt", 7, partial=["birds"])])
     assert text.startswith("**PARTIAL**: mt-7 misses birds\n\n| baseline | runs |")
-    assert "| ft-d | 3 | 0.1100 | 0.0100 | 0.3033 | 0.0033 | 9.72 TFLOP |" in text
+    assert "| ft-d | 3 | 0.1100 | 0.0100 | 0.3033 | 0.0033 | 9.72 TFLOP |  |" in text
+    assert "| mt | 1 | 0.1000 | - | 0.3000 | - | 9.72 TFLOP | * |" in text
     assert "| ft-d - indep | 0: -0.1000 1: -0.0900 2: -0.1100 | -0.1000 | 0.0100 | -0.1248 to -0.0752 | ft-d is" in text
     assert "| year | task | ft-d | indep | mt |\n| --- | --- | --- | --- | --- |" in text
     assert "| 2021 | FLOWERS | 0.1100 ± 0.0100 | 0.3825 ± 0.3451 | 0.1000 |" in text
     assert "difference" not in metrics.compare([run(seed=0), run(seed=1)])
+
+
+def test_the_pareto_front_by_hand():
+    points = {"a": (1.0, 0.5), "b": (2.0, 0.4), "c": (3.0, 0.4), "d": (2.0, 0.6), "e": (9.0, 0.1), "f": (8.0, 0.45)}
+    assert metrics.pareto(points) == ["a", "b", "e"]
+    assert metrics.pareto({}) == [] and metrics.pareto({"a": (1.0, 0.5)}) == ["a"]
+
+
+def test_a_baseline_at_another_budget_is_another_point():
+    some = [run("ft-d", 0, (0, 0, 0.3)), run("ft-d", 0, (0, 0, 0.2), trials=6, cflop=10**14), run("indep", 0, (0, 0, 0.4)),
+            run("indep", 0, (0, 0, 0.3), trials=6, cflop=10**14)]
+    found = metrics.comparison(some)
+    cheap, dear = ("3 x 100 updates", "6 x 100 updates")
+    assert {name: group["pareto"] for name, group in found["baselines"].items()} == {
+        f"ft-d, {cheap}": True, f"ft-d, {dear}": True, f"indep, {cheap}": False, f"indep, {dear}": False}
+    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [
+        (f"ft-d, {budget}", f"indep, {budget}") for budget in (cheap, dear)]
+    many = [run(name, 0) for name in "abcdefghi"]
+    assert "| year |" in metrics.compare(many[:8]) and "| year |" not in metrics.compare(many)
+
+
+def test_the_table_names_a_pretrained_start():
+    results = run()
+    results["tasks"][0]["source"] = "pretrained"
+    lines = metrics.table({**results, "cflop_pretraining": 5 * 10**12}).splitlines()
+    assert "  pretrained  " in lines[1] and lines[-1] == "compute of the pretrained weights, beside 5 TFLOP"
 
 
 # ---- the command

@@ -4,12 +4,13 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from nevis_lite import baselines, config, cost, data, metrics, models, protocol, stream, train
+from nevis_lite import baselines, config, cost, data, flops, metrics, models, protocol, stream, train
 from nevis_lite.config import UserError
 
 TRIALS = 2
@@ -202,11 +203,101 @@ def test_a_repeated_data_set_is_two_tasks_with_two_heads(settings, read_run, tmp
 # Results and the ledger
 
 
-@pytest.mark.parametrize("baseline", ["indep", "ft-prev", "ft-d"])
-def test_the_plan_is_the_ledger_of_the_run(finished, settings, read_run, baseline):
-    planned, rows = cost.plan(set_up(settings(baseline=baseline))), read_run(finished(baseline)).tasks
+@pytest.mark.parametrize("baseline", ["indep", "ft-prev", "ft-s", "ft-d", "pt", "pt-ft"])
+def test_the_plan_is_the_ledger_of_the_run(finished, settings, of_baseline, read_run, baseline):
+    planned, rows = cost.plan(set_up(settings(**of_baseline(baseline)))), read_run(finished(baseline)).tasks
     assert [row["flops"] for row in planned] == [row["flops"] for row in rows]
     assert [row["num_train"] for row in planned] == [row["num_train"] for row in rows] == [1000, 1000, 797, 200]
+
+
+def test_the_plan_of_multitask_is_its_ledger_but_for_the_heads(finished, settings, of_baseline, read_run):
+    """How many classes the auxiliary tasks will have is known only when they are chosen."""
+    setup, rows = set_up(settings(**of_baseline("mt"))), read_run(finished("mt")).tasks
+    for planned, row in zip(cost.plan(setup), rows, strict=True):
+        assert len(row["auxiliaries"]) == len(planned["auxiliaries"]) == min(1, row["index"])
+        heads = [sum(setup.tasks[index].num_classes for index in chosen) for chosen in (row["auxiliaries"], planned["auxiliaries"])]
+        more = TRIALS * 8 * 16 * 3 * 2 * 64 * (heads[0] - heads[1])  # trials, steps, batch, forward and backward
+        assert row["flops"] == planned["flops"] | {"train": planned["flops"]["train"] + more}
+
+
+def test_the_plan_of_a_search_over_networks_bounds_its_ledger(finished, settings, of_baseline, read_run):
+    planned = cost.plan(set_up(settings(**of_baseline("bhpo"))))
+    run = read_run(finished("bhpo"))
+    assert len({(row["hyperparameters"]["model"], row["hyperparameters"]["batch"]) for row in run.trials}) > 1
+    for row, plan in zip(run.tasks, planned, strict=True):
+        assert plan["least"] <= sum(row["flops"].values()) <= sum(plan["flops"].values())
+        for trial in (trial for trial in run.trials if trial["task"] == row["index"]):
+            chosen = trial["hyperparameters"]
+            network = models.build(chosen["model"])
+            image = (flops.training_flops(network, 16)
+                     + 3 * 2 * network.num_features * row["num_classes"])
+            assert trial["flops"]["train"] == 8 * chosen["batch"] * image
+        model = run.predictors[f"{row['index']:03d}.pt"]["model"]
+        assert model == row["hyperparameters"]["model"]
+
+
+def test_a_multitask_run_trains_with_earlier_tasks_and_keeps_one_head(finished, read_run):
+    multitask, alone = read_run(finished("mt")), read_run(finished("ft-d"))
+    assert [len(row["auxiliaries"]) for row in multitask.tasks] == [0, 1, 1, 1]
+    assert multitask.tasks[0]["error"] == alone.tasks[0]["error"] and multitask.tasks[1]["error"] != alone.tasks[1]["error"]
+    assert all(0.2 <= row["hyperparameters"]["auxiliary_weight"] <= 1 for row in multitask.trials)
+    for name, predictor in multitask.predictors.items():
+        assert predictor["state"].keys() == alone.predictors[name]["state"].keys()
+    for row in multitask.tasks:
+        assert row["auxiliaries"] == [] or row["source"] == row["auxiliaries"][0]
+
+
+def test_every_task_starts_from_the_pretrained_network_and_its_compute_is_told_apart(finished, of_baseline, read_run):
+    run, source = read_run(finished("pt")), of_baseline("pt")["model"]["weights"]
+    assert [row["source"] for row in run.tasks] == ["pretrained"] * 4
+    pretraining = read_run(Path(source).parents[1])
+    spent = sum(sum(row["flops"].values()) for row in pretraining.tasks) - pretraining.tasks[-1]["flops"]["predict"]
+    assert run.results["cflop_pretraining"] == spent and run.results["cflop"] == sum(
+        sum(row["flops"].values()) for row in run.tasks)
+    assert {row["source"] for row in read_run(finished("pt-ft")).tasks} <= {"pretrained", 0, 1, 2}
+    assert read_run(finished("pt-ft")).tasks[0]["scores"].keys() == {"pretrained"}
+    assert read_run(finished("indep")).results["cflop_pretraining"] is None
+
+
+def test_a_static_run_scores_the_predictors_of_the_indep_run(finished, of_baseline, settings, read_run):
+    run = read_run(finished("ft-s"))
+    assert [sorted(row["scores"]) for row in run.tasks] == [[], ["0"], ["0", "1"], ["0", "1", "2"]]
+    setup = set_up(settings(**of_baseline("ft-s")))
+    folder = Path(of_baseline("ft-s")["select"]["indep_run"])
+    for row in run.tasks:
+        view = setup.view(setup.tasks[row["index"]], [])
+        for source, score in row["scores"].items():
+            assert view.relatedness(int(source), folder / "predictors" / f"00{source}.pt") == score
+    assert run.tasks[1]["scores"] == {"0": read_run(finished("ft-d")).tasks[1]["scores"]["0"]}  # the first tasks are the same
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"baseline": "pt"}, "say which with model.weights"),
+    ({"baseline": "ft-d", "model": {"weights": "x.pt"}}, "take pt or pt-ft"),
+    ({"baseline": "pt", "model": {"weights": "none.pt"}}, "none.pt: no such file"),
+    ({"baseline": "ft-s"}, "needs a finished Indep run"),
+    ({"baseline": "ft-s", "select": {"indep_run": "nowhere"}}, "select.indep_run: No finished run in nowhere"),
+    ({"baseline": "mt"}, "search.auxiliary_weight"),
+    ({"baseline": "ft-d", "search": {"auxiliary_weight": [0, 1]}}, "take mt"),
+    ({"baseline": {"name": "mt", "auxiliary": 4}, "search": {"auxiliary_weight": [0, 1]}}, "4 tasks has at most 3 earlier"),
+    ({"baseline": "ft-d", "search": {"model": ["resnet8", "resnet18"]}}, "baseline.start=random"),
+    ({"baseline": "bhpo", "search": {"model": ["resnet8", "resnet19"]}}, "search.model: unknown model resnet19"),
+    ({"baseline": "indep", "model": {"name": "resnet19"}}, "model.name: unknown model resnet19"),
+])
+def test_wrong_combinations_are_refused_before_any_training(settings, tmp_path, changes, words):
+    with pytest.raises(UserError, match=words) as error:
+        train.run(settings(**changes), tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+def test_an_indep_run_must_fit(settings, finished, of_baseline, tmp_path):
+    folder = of_baseline("ft-s")["select"]["indep_run"]
+    more = settings()["stream"]["tasks"] + [{"task": "demo_faces", "year": 2022}] * 2
+    for changes, words in (({"stream": {"tasks": more}}, r"has no predictor of faces \(2022\)"),
+                           ({"model": {"image_size": 32}}, "must be one of indep with resnet8 at 32"),
+                           ({"select": {"indep_run": str(finished("ft-d"))}}, "is a run of ft-d")):
+        with pytest.raises(UserError, match=words):
+            train.run(settings(**{"baseline": "ft-s", "select": {"indep_run": folder}, **changes}), tmp_path / "run")
 
 
 def test_results_add_up(finished, read_run):
@@ -249,8 +340,7 @@ def test_the_ledger_by_hand(finished, read_run):
 def test_results_have_the_documented_fields(finished, read_run):
     results = read_run(finished("ft-d")).results  # which fails at a NaN
     assert {"name", "stream", "phase", "baseline", "seed", "partial", "error", "error_all", "cflop", "cflop_paper", "device",
-            "cflop_pretraining",
-            "tasks"} == results.keys()
+            "cflop_pretraining", "trials", "steps", "tasks"} == results.keys()
     facts = ("name", "stream", "phase", "baseline", "seed", "partial")
     assert [results[key] for key in facts] == ["run", "four", "meta_test", "ft-d", 0, []]
     for row in results["tasks"]:
