@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib
 import io
 import pickle
 import shutil
@@ -18,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from nevis_lite.config import UserError
+from nevis_lite.config import UserError, need
 from nevis_lite.raw import Raw
 from nevis_lite.readers import Table, find
 
@@ -33,14 +32,6 @@ def unpacked(content: bytes, name: str) -> bytes:
         return opener(content)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(f"{name}: cannot be decompressed ({error}); fetch it again") from None
-
-
-def need(module: str, title: str, name: str):
-    """An optional module, or UserError with the command that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"{name}: needs {title}: pip install {module.split('.')[0]}") from None
 
 
 def _table(images, labels, split: str, name: str) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import math
 import os
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 import yaml
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+SCHEDULES = ("cosine", "piecewise")
 
 
 class UserError(Exception):
@@ -29,6 +31,14 @@ class UserError(Exception):
 
 class MissingData(UserError):
     code = 3
+
+
+def need(module: str, title: str, name: str):
+    """An optional module, or UserError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"{name}: needs {title}: pip install {module.split('.')[0]}") from None
 
 
 def option(default, text: str, **checks):
@@ -68,6 +78,13 @@ class SearchConfig:
     lr: tuple[float, float] = option((1e-4, 1e-1), "peak learning rate, log-uniform", above=0.0)
     label_smoothing: tuple[float, float] = option((0.0, 0.3), "label smoothing, uniform", low=0.0, high=1.0)
     stratified: bool = option(False, "one learning rate from each of `trials` equal parts of the log range")
+    auxiliary_weight: tuple[float, float] | None = option(None, "weight of the losses of auxiliary tasks, uniform; none: "
+                                                          "not searched", low=0.0)
+    schedule: list[str] = option([], "schedules to search; empty: fit.schedule", choices=SCHEDULES)
+    batch: list[int] = option([], "batch sizes to search; empty: the rule of Eq. 4", low=2)
+    model: list[str] = option([], "networks to search; empty: model.name")
+    crop: list[bool] = option([], "[true, false] also tries central squares; empty: random crops")
+    flip: list[bool] = option([], "[true, false] tries both; empty: data.flip")
 
 
 @dataclass
@@ -77,6 +94,8 @@ class FitConfig:
     max_batch: int = option(512, "upper end of the batch-size rule (paper, Eq. 4)", low=2)
     warmup_epochs: float = option(7.0, "epochs of linear warm-up", low=0.0)
     max_warmup: float = option(1.0, "largest share of the steps that may be warm-up", low=0.0, high=1.0)
+    schedule: str = option("cosine", "after warm-up: cosine, or piecewise (a tenth at 1/2 and again at 3/4 of the steps)",
+                           choices=SCHEDULES)
     weight_decay: float = option(1e-4, "on conv and linear weights only", low=0.0)
     multi_label_loss: str = option("mean", "over an image's labels: mean, as in the reference, or sum", choices=("mean", "sum"))
     precision: str = option("auto", "auto is bf16 on CUDA and fp32 elsewhere", choices=("auto", "fp32", "bf16"))
@@ -252,6 +271,13 @@ def _convert(value, kind, checks, where: str):
         if low > high:
             raise UserError(f"{where}: the lower end {low:g} is above the upper end {high:g}.")
         return low, high
+    if typing.get_origin(kind) is list:
+        if not isinstance(value, list):
+            raise UserError(f"{where} must be a list in brackets, not {value!r}.")
+        entries = [_convert(entry, typing.get_args(kind)[0], checks, f"{where}: an entry") for entry in value]
+        if len(set(entries)) < len(entries):
+            raise UserError(f"{where} has an entry twice: {value!r}.")
+        return entries
     wrong = UserError(f"{where} must be {_KINDS[kind]}, not {value!r}.")
     if kind is bool:
         words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

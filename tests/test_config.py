@@ -154,6 +154,14 @@ def test_unknown_keys_are_answered_with_the_nearest_name(tmp_path, text, named):
         "search: {lr: [1e-3]}",
         "search: {lr: [1e-4, 1e-3, 1e-2]}",
         "search: {lr: [low, high]}",
+        "search: {batch: 16}",
+        "search: {batch: [16, many]}",
+        "search: {batch: [16.5]}",
+        "search: {schedule: [1, [2]]}",
+        "search: {crop: [true, 0.5]}",
+        "search: {flip: [null]}",
+        "search: {model: {vgg: 1}}",
+        "search: {auxiliary_weight: 0.5}",
         "stream: {tasks: demo}",
         "stream: {tasks: {a: 1}}",
         "fit: 5",
@@ -181,6 +189,13 @@ def test_wrong_types_are_refused(tmp_path, text):
         ("data: {crop_area: [0.5, 1.2]}", "data.crop_area must be at most 1"),
         ("data: {cache_side: -1}", "data.cache_side must be at least 0"),
         ("model: {image_size: 7}", "model.image_size must be at least 8"),
+        ("search: {auxiliary_weight: [-1, 1]}", "search.auxiliary_weight must be at least 0"),
+        ("search: {batch: [16, 1]}", "search.batch: an entry must be at least 2, not 1"),
+        ("search: {batch: [16, 32, 16]}", "search.batch has an entry twice"),
+        ("search: {batch: 16}", "search.batch must be a list in brackets, not 16"),
+        ("search: {schedule: [cosin]}", "search.schedule: an entry cannot be 'cosin'; did you mean cosine"),
+        ("search: {flip: [true, maybe]}", "search.flip: an entry must be true or false, not 'maybe'"),
+        ("fit: {schedule: piecewize}", "did you mean piecewise"),
         ("phase: meta-test", "did you mean meta_test"),
         ("fit: {precision: bf-16}", "did you mean bf16"),
         ("fit: {precision: quick}", "known: auto, fp32, bf16"),
@@ -194,6 +209,15 @@ def test_values_out_of_range_name_the_bound_or_the_choices(tmp_path, text, words
 
 def test_a_range_may_be_a_point(tmp_path):
     assert load(tmp_path, "search: {lr: [0.01, 0.01]}").search.lr == (0.01, 0.01)
+
+
+def test_what_is_searched_beside_rate_and_smoothing(tmp_path):
+    text = "search: {schedule: [cosine, piecewise], batch: [16, 3.2e1], model: [vgg], crop: [yes, no], flip: []}"
+    read = load(tmp_path, text, "search.flip=[false, true]", "search.auxiliary_weight=[0, 1]").search
+    assert (read.schedule, read.batch, read.model) == (["cosine", "piecewise"], [16, 32], ["vgg"])
+    assert (read.crop, read.flip, read.auxiliary_weight) == ([True, False], [False, True], (0.0, 1.0))
+    assert type(read.batch[1]) is int
+    assert load(tmp_path, "search: {auxiliary_weight: [0, 1]}", "search.auxiliary_weight=none").search.auxiliary_weight is None
 
 
 def test_a_word_is_short_for_a_name(tmp_path):
@@ -279,6 +303,8 @@ def test_a_config_survives_yaml(tmp_path):
     for again in (config.read_yaml(config.write_yaml(plain), "text"), yaml.safe_load(yaml.safe_dump(plain))):
         assert config.from_dict(again) == read
     assert config.from_dict(config.to_dict(Config())) == Config()
+    searched = load(tmp_path, "search: {auxiliary_weight: [0, 1], batch: [16, 32], crop: [true, false], schedule: [cosine]}")
+    assert config.from_dict(config.read_yaml(config.write_yaml(config.to_dict(searched)), "text")) == searched
 
 
 @pytest.mark.parametrize("value", ["no", "yes", "1e-3", "12:30", "010", "1_000", "null", "none", "~", "true", "", "a: b", "- a",
