@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import math
 import struct
 from pathlib import Path
@@ -102,6 +103,29 @@ def test_warmup_begins_at_zero_and_the_cosine_ends_above_it():
     assert rates[:21] == sorted(rates[:21]) and rates[20:] == sorted(rates[20:], reverse=True)
     assert rates[60] == pytest.approx(0.25)
     assert fit.learning_rate(0, 100, 0, 0.5) == 0.5  # without warm-up
+
+
+@pytest.mark.parametrize("steps, warmup, tenth, hundredth", [(64_000, 400, 32_000, 48_000), (10, 2, 5, 7), (101, 0, 50, 75)])
+def test_piecewise_constant_rates(steps, warmup, tenth, hundredth):
+    rates = [fit.learning_rate(step, steps, warmup, 0.5, "piecewise") for step in range(steps)]
+    assert rates[:warmup] == [fit.learning_rate(step, steps, warmup, 0.5) for step in range(warmup)]
+    assert set(rates[warmup:tenth]) == {0.5}
+    assert rates[tenth:hundredth] == pytest.approx([0.05] * (hundredth - tenth))
+    assert rates[hundredth:] == pytest.approx([0.005] * (steps - hundredth))
+
+
+def test_a_warmup_beyond_half_of_the_steps_is_followed_by_the_piece_that_is_due():
+    rates = [fit.learning_rate(step, 100, 60, 0.5, "piecewise") for step in range(100)]
+    assert rates[59] == pytest.approx(0.5 * 59 / 60) and rates[60] == pytest.approx(0.05) and rates[75] == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("searched, given, used", [({}, "cosine", "cosine"), ({}, "piecewise", "piecewise"),
+                                                   ({"schedule": "cosine"}, "piecewise", "cosine"),
+                                                   ({"schedule": "piecewise"}, "cosine", "piecewise")])
+def test_the_schedule_of_the_trial_comes_before_that_of_the_config(splits, searched, given, used):
+    trial = train(splits, hyperparameters=HYPERPARAMETERS | searched, config=dataclasses.replace(CONFIG, schedule=given))
+    last = {"cosine": 0.02 * (1 + math.cos(0.9 * math.pi)) / 2, "piecewise": 0.0002}[used]  # 2 steps warm up, 9 of 10 follow
+    assert trial.optimizer.param_groups[0]["lr"] == pytest.approx(last, rel=1e-4)
 
 
 @pytest.mark.parametrize(
