@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -43,11 +44,24 @@ def _resnet8() -> ResNet:
     return net
 
 
+def _vgg() -> nn.Sequential:
+    """The VGG of the reference: 11 convolutions of 3x3, with stride 2 where the width doubles, and the global mean."""
+    layers = []
+    for before, width in pairwise([3, 64, 64, 128, 128, 128, 256, 256, 256, 512, 512, 512]):
+        norm = nn.BatchNorm2d(width)
+        norm.weight.requires_grad_(False)  # stays 1: this batch norm has an offset but no scale
+        layers += [nn.Conv2d(before, width, 3, stride=2 if width == 2 * before else 1, padding=1), norm, nn.ReLU(inplace=True)]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net.num_features = 512
+    return net
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet34": partial(_resnet, [3, 4, 6, 3], imagenet_stem=False),
     "resnet18": partial(_resnet, [2, 2, 2, 2], imagenet_stem=False),
     "resnet34_imagenet": partial(_resnet, [3, 4, 6, 3], imagenet_stem=True),
     "resnet18_imagenet": partial(_resnet, [2, 2, 2, 2], imagenet_stem=True),
+    "vgg": _vgg,
     "resnet8": _resnet8,
 }
 

@@ -41,6 +41,7 @@ def test_hand_counts(module, expected):
         ("resnet18", 64, 2_221_670_400),
         ("resnet34_imagenet", 64, 299_040_768),
         ("resnet18_imagenet", 64, 148_045_824),
+        ("vgg", 64, 1_290_534_912),
         ("resnet8", 32, 3_125_248),
     ],
 )

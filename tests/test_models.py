@@ -21,12 +21,13 @@ def seeded(seed: int = 0) -> torch.Generator:
         ("resnet18", 11_168_832),
         ("resnet34_imagenet", 21_284_672),
         ("resnet18_imagenet", 11_176_512),
+        ("vgg", 7_785_664),
     ],
 )
 def test_parameters_of_the_reference(name, parameters):
     with torch.device("meta"):
         backbone = models.MODELS[name]()
-    assert sum(p.numel() for p in backbone.parameters()) == parameters
+    assert sum(p.numel() for p in backbone.parameters() if p.requires_grad) == parameters
 
 
 @pytest.mark.parametrize("name", models.MODELS)
@@ -45,6 +46,19 @@ def test_side_of_the_last_map_at_64_pixels(name, side):
         backbone = models.MODELS[name]()
         backbone.avgpool = nn.Identity()
         assert backbone(torch.empty(1, 3, 64, 64)).shape == (1, backbone.num_features * side**2)
+
+
+def test_the_norms_of_vgg_have_an_offset_and_no_scale():
+    model = models.build("vgg", 3, seeded())
+    optimizer = torch.optim.SGD(models.parameter_groups(model, 1e-4), lr=0.1, momentum=0.9, nesterov=True)
+    images = torch.rand(4, 3, 16, 16, generator=seeded())
+    model(images).square().sum().backward()
+    optimizer.step()
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert len(norms) == 11
+    assert all((norm.weight == 1).all() and norm.bias.any() and norm.running_mean.any() for norm in norms)
+    model.eval()  # the other images of a batch have no say
+    torch.testing.assert_close(model(images[:1]), model(images)[:1])
 
 
 def test_unknown_name():
