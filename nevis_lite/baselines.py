@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nevis_lite import fit, flops, metrics, models
 from nevis_lite.config import BaselineConfig, Config, UserError, nearest
 from nevis_lite.data import Split, generator
-from nevis_lite.search import random_search
+from nevis_lite.search import gp_ucb, random_search
 from nevis_lite.stream import Access, Task
 
 PRETRAINED = "pretrained"
@@ -187,7 +187,7 @@ START: dict[str, Callable] = {"random": start_random, "previous": start_previous
                               "related_static": start_related_static, "pretrained": start_pretrained,
                               "related_or_pretrained": start_related_or_pretrained}
 DATA: dict[str, Callable] = {"current": data_current, "multitask": data_multitask}
-SEARCH: dict[str, Callable] = {"random": random_search}
+SEARCH: dict[str, Callable] = {"random": random_search, "gp_ucb": gp_ucb}
 
 BASELINES = {  # name: start, data, search (paper, Table 4)
     "indep": ("random", "current", "random"),

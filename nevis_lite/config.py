@@ -106,7 +106,7 @@ class ModelConfig:
     name: str = option("resnet34", "resnet34, resnet18, resnet34_imagenet, resnet18_imagenet, resnet8, vgg, torchvision/..., "
                                    "timm/...")
     image_size: int = option(64, "side of the square input in pixels", low=8, high=1024)
-    weights: str | None = option(None, "pretrained ones (pt, pt-ft): a .pt or .safetensors file, a run's predictor, or published")
+    weights: str | None = option(None, "pretrained (pt, pt-ft): a .pt or .safetensors file, a run's predictor, or published")
 
 
 @dataclass

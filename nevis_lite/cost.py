@@ -20,8 +20,8 @@ from nevis_lite.stream import Access
 def plan(setup) -> list[dict]:
     """For each task of a `protocol.Setup`: num_train, and the ledger `flops` that a run without failed trials will have.
 
-    The choices of start and auxiliary tasks are made for real, on a view whose features are zeros, so that whatever they look at
-    is counted. Two things are known only once the run is over: where batch sizes or networks are searched, `flops` is the
+    The choices of start and auxiliary tasks are made for real, on a view whose features are zeros, so that all they look at is
+    counted. Two things are known only once the run is over: where batch sizes or networks are searched, `flops` is the
     ledger of the costliest (`hyperparameters`) and `least` the total of the cheapest; and an auxiliary task's head costs what
     its number of classes tells, here that of the latest task.
     """
@@ -124,6 +124,6 @@ def table(setup) -> str:
         lines.append(f"compute of the pretrained weights, not included: {metrics.human(setup.pretraining_flops)}")
     announced = sum(folder is None for folder in setup.folders)
     if announced:
-        lines.append(f"{announced} of {len(setup.folders)} tasks are not cached yet: their sizes are those that were published, "
-                     "and their steps were timed on other images")
+        lines.append(f"{announced} of {len(setup.folders)} tasks are not cached yet: their sizes are those published, and "
+                     "their steps were timed on other images")
     return "\n".join(lines)

@@ -46,7 +46,7 @@ class Announced:
 
 
 class Split:
-    """Images and labels of one split, or of a `part` of its classes, numbered from 0. Nothing is read before it is asked for."""
+    """Images and labels of one split, or of a `part` of its classes, numbered from 0. Nothing is read before it's asked for."""
 
     def __init__(self, folder: Path, name: str, device: torch.device, part: tuple[int, int] | None = None):
         self.folder, self.name, self.device, self.part = folder, name, device, part

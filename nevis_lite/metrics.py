@@ -196,8 +196,8 @@ def comparison(runs: list[dict]) -> dict:
 
     "baselines": per baseline, {"n", "mean", "sd"} of "error" and "error_all" over its runs, the mean "cflop", and whether it is
     on the Pareto front; where runs differ in their budgets, a baseline at another budget is another baseline;
-    "pairs": for every two baselines of one budget the differences of "error", first minus second, over the seeds that both have,
-    and their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with Student's t of n - 1 degrees of freedom;
+    "pairs": for every two baselines of one budget the differences of "error", first minus second, over the seeds that both
+    have, and their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with Student's t of n - 1 degrees of freedom;
     "tasks": {"n", "mean", "sd"} of the error of each task by baseline; "partial": run name -> its missing tasks.
     Standard deviations are those of a sample (n - 1). What is undefined is None. Raises ValueError when the runs are of
     different streams or phases, or two are of the same baseline and seed.

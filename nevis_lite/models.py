@@ -12,7 +12,7 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from nevis_lite.config import UserError, nearest
+from nevis_lite.config import UserError, nearest, need
 
 
 def _resnet(blocks: list[int], imagenet_stem: bool) -> ResNet:
@@ -112,19 +112,11 @@ def check_name(name: str, key: str = "model.name"):
     if library == "torchvision":
         known = torchvision.models.list_models(torchvision.models)
     elif library == "timm":
-        known = _timm().list_models()
+        known = need("timm", "timm", f"{key}={name}").list_models()
     else:
         slash, model, known = "", name, list(MODELS)
     if model not in known:
         raise UserError(f"{key}: unknown model {name}{nearest(model, known, slash and library + slash)}.")
-
-
-def _timm():
-    try:
-        import timm
-    except ImportError:
-        raise UserError("a model named timm/... needs timm: pip install timm") from None
-    return timm
 
 
 class Renormalise(nn.Module):
@@ -148,7 +140,7 @@ def _of_library(name: str, published: bool = False) -> nn.Module:
     library, model = name.split("/")
     try:
         if library == "timm":
-            net = _timm().create_model(model, pretrained=published, num_classes=0)
+            net = need("timm", "timm", name).create_model(model, pretrained=published, num_classes=0)
             num_features, mean, sd = net.num_features, net.pretrained_cfg["mean"], net.pretrained_cfg["std"]
         else:
             net = torchvision.models.get_model(model, weights="DEFAULT" if published else None)
@@ -167,8 +159,8 @@ def pretrained(name: str, weights: str) -> tuple[dict, int | None]:
 
     With it the FLOPs that went into it, if the file tells: a run's predictor does.
 
-    The file is a .safetensors, or what `torch.save` wrote: a state dict, a checkpoint with one inside, or a run's predictor. Its
-    head is left out. All parameters and the statistics of batch norm must be there, in their shapes: UserError otherwise.
+    The file is a .safetensors, or what `torch.save` wrote: a state dict, a checkpoint with one inside, or a run's predictor.
+    Its head is left out. All parameters and the statistics of batch norm must be there, in their shapes: UserError otherwise.
     """
     if weights == "published":
         if "/" not in name:
@@ -200,14 +192,10 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], int | None]:
     if not path.is_file():
         raise UserError(f"model.weights={path}: no such file.")
     if path.suffix == ".safetensors":
+        safetensors = need("safetensors.torch", "safetensors", str(path))
         try:
-            from safetensors import SafetensorError
-            from safetensors.torch import load_file
-        except ImportError:
-            raise UserError(f"{path}: needs safetensors: pip install safetensors") from None
-        try:
-            return load_file(path), None
-        except SafetensorError as error:
+            return safetensors.load_file(path), None
+        except Exception as error:  # its own error is no kind of OSError or ValueError
             raise UserError(f"{path}: cannot be read ({error}).") from None
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

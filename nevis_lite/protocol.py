@@ -31,6 +31,7 @@ from nevis_lite.data import Announced, EndlessStream, Split
 from nevis_lite.datasets import DataSet
 from nevis_lite.progress import Progress
 from nevis_lite.run_folder import RunFolder, predictor_path, write_atomic, write_json
+from nevis_lite.search import gp_ucb
 from nevis_lite.stream import Access, Stream, Task
 
 
@@ -125,7 +126,8 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
                for task in loaded]
     tasks = []
     for task, folder in zip(loaded, folders, strict=True):
-        meta = Split(folder, "train", device, task.part).meta if folder else {"kind": task.kind, "num_classes": task.num_classes}
+        announced = {"kind": task.kind, "num_classes": task.num_classes}
+        meta = Split(folder, "train", device, task.part).meta if folder else announced
         if task.kind not in (None, meta["kind"]):
             raise UserError(f"{task.dataset.folder}: {task.name} is a {task.kind} task, but its labels are {meta['kind']}.")
         if task.part and meta["kind"] == "multi_label":
@@ -164,6 +166,8 @@ def _check_combination(settings: Config, baseline: Baseline, loaded: Stream):
     if multitask and settings.baseline.auxiliary >= len(loaded):
         raise UserError(f"baseline.auxiliary={settings.baseline.auxiliary}: a stream of {len(loaded)} tasks has at most "
                         f"{len(loaded) - 1} earlier ones.")
+    if baseline.search is gp_ucb:
+        gp_ucb(settings.search, settings.seed, 0, 0, [])  # needs a library
 
 
 def _indep(settings: Config, tasks: list[Task]) -> dict[int, Path]:
@@ -178,8 +182,8 @@ def _indep(settings: Config, tasks: list[Task]) -> dict[int, Path]:
         raise UserError(f"select.indep_run: {error}") from None
     ours = settings.model
     if not results["baseline"].startswith("indep") or (theirs.name, theirs.image_size) != (ours.name, ours.image_size):
-        raise UserError(f"select.indep_run={folder}: is a run of {results['baseline']} with {theirs.name} at {theirs.image_size} "
-                        f"pixels; it must be one of indep with {ours.name} at {ours.image_size}.")
+        raise UserError(f"select.indep_run={folder}: is a run of {results['baseline']} with {theirs.name} at "
+                        f"{theirs.image_size} pixels; it must be one of indep with {ours.name} at {ours.image_size}.")
     found = {(row["task"], row["occurrence"]): predictor_path(Path(folder), row["index"]) for row in results["tasks"]}
     paths = {task.index: found.get((task.task, task.occurrence)) for task in tasks}
     for task in tasks[:-1]:  # nothing comes after the last one
@@ -317,9 +321,9 @@ def _run_trial(session: Session, view: View, number: int):
     snapshot, best, start = state["trial"], state["best"], state["start"]
     model = baselines.initial_model(view, start["source"], hyperparameters.get("model"))
     batch, key = setup.batch(task, hyperparameters), (settings.seed, task.index, number)
-    augmentation = dataclasses.replace(
-        settings.data, flip=hyperparameters.get("flip", settings.data.flip),
-        crop_area=settings.data.crop_area if hyperparameters.get("crop", True) else (1.0, 1.0))  # nothing but the central square
+    whole = (1.0, 1.0)  # of which nothing but the central square fits
+    augmentation = dataclasses.replace(settings.data, flip=hyperparameters.get("flip", settings.data.flip),
+                                       crop_area=settings.data.crop_area if hyperparameters.get("crop", True) else whole)
     batches = EndlessStream(view.split("train"), batch, augmentation, settings.model.image_size, key)
     auxiliaries = [fit.Auxiliary(EndlessStream(view.split("train", index), batch, augmentation, settings.model.image_size,
                                                (*key, 1 + index)),

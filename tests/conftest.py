@@ -57,8 +57,8 @@ def of_baseline(settings, tmp_path_factory):
             "mt": {"search": {"auxiliary_weight": [0.2, 1]}},
             "pt": {"model": {"weights": str(indep / "predictors" / "003.pt")}},
             "pt-ft": {"model": {"weights": str(indep / "predictors" / "003.pt")}},
-            "bhpo": {"search": {"trials": 3, "schedule": ["cosine", "piecewise"], "batch": [8, 16], "model": ["resnet8", "resnet18_imagenet"],
-                                "crop": [True, False], "flip": [True, False]}},
+            "bhpo": {"search": {"trials": 3, "schedule": ["cosine", "piecewise"], "batch": [8, 16], "crop": [True, False],
+                                "flip": [True, False], "model": ["resnet8", "resnet18_imagenet"]}},
         }.get(baseline, {})
 
     return get

@@ -144,7 +144,8 @@ def test_weights_of_torchvision_are_read_from_its_own_file(tmp_path):
     torch.save(net.state_dict(), tmp_path / "resnet18.pth")
     backbone = models.build("torchvision/resnet18").eval()
     backbone.load_state_dict(models.pretrained("torchvision/resnet18", str(tmp_path / "resnet18.pth"))[0])
-    assert all(torch.equal(value, backbone[1].state_dict()[name]) for name, value in net.state_dict().items() if "fc" not in name)
+    loaded = backbone[1].state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in net.state_dict().items() if "fc" not in name)
 
 
 def test_weights_that_do_not_fit_are_refused(source, tmp_path):

@@ -215,7 +215,8 @@ def test_the_plan_of_multitask_is_its_ledger_but_for_the_heads(finished, setting
     setup, rows = set_up(settings(**of_baseline("mt"))), read_run(finished("mt")).tasks
     for planned, row in zip(cost.plan(setup), rows, strict=True):
         assert len(row["auxiliaries"]) == len(planned["auxiliaries"]) == min(1, row["index"])
-        heads = [sum(setup.tasks[index].num_classes for index in chosen) for chosen in (row["auxiliaries"], planned["auxiliaries"])]
+        chosen, expected = row["auxiliaries"], planned["auxiliaries"]
+        heads = [sum(setup.tasks[index].num_classes for index in indices) for indices in (chosen, expected)]
         more = TRIALS * 8 * 16 * 3 * 2 * 64 * (heads[0] - heads[1])  # trials, steps, batch, forward and backward
         assert row["flops"] == planned["flops"] | {"train": planned["flops"]["train"] + more}
 

@@ -15,7 +15,7 @@ def test_a_grid_has_a_run_for_each_combination(config_file):
     assert list(runs)[-1] == "tiny-trials2-crop_area_0.8_1.0_-seed1"
 
 
-@pytest.mark.parametrize("override, words", [("search.trails=1,2", "did you mean search.trials"), ("seed=0,x", "a whole number"),
+@pytest.mark.parametrize("override, words", [("search.trails=1,2", "did you mean search.trials"), ("seed=0,x", "whole number"),
                                              ("seed=1,1", "name each value once"), ("search.trials", "section.key=value")])
 def test_a_wrong_grid_is_refused_before_the_first_run(config_file, override, words):
     with pytest.raises(UserError, match=words):
@@ -24,8 +24,8 @@ def test_a_wrong_grid_is_refused_before_the_first_run(config_file, override, wor
 
 def test_a_sweep_ends_with_the_comparison_and_goes_on_where_it_stopped(config_file, data_dir, tmp_path, capsys):
     tasks = [{"task": "demo_landsat", "year": 1998}, {"task": "demo_icons_b", "year": 2021}]
-    command = ["--config", config_file(stream=tasks), "--out", str(tmp_path / "runs"), "baseline=indep,ft-prev", "search.trials=1",
-               "fit.steps=2,4"]
+    command = ["--config", config_file(stream=tasks), "--out", str(tmp_path / "runs"), "baseline=indep,ft-prev",
+               "search.trials=1", "fit.steps=2,4"]
     assert sweep.main([*command, "--dry-run"]) == 0
     names = capsys.readouterr().out.split()
     assert len(names) == 4 and not (tmp_path / "runs").exists()
@@ -42,7 +42,8 @@ def test_a_sweep_ends_with_the_comparison_and_goes_on_where_it_stopped(config_fi
 
 def test_a_run_that_fails_does_not_stop_the_others(config_file, tmp_path, capsys):
     tasks = [{"task": "demo_icons_b", "year": 2021}]
-    command = ["--config", config_file(stream=tasks, search={"trials": 1}), "--out", str(tmp_path), "search.lr=[1e8,1e9],[0.01,0.1]"]
+    command = ["--config", config_file(stream=tasks, search={"trials": 1}), "--out", str(tmp_path),
+               "search.lr=[1e8,1e9],[0.01,0.1]"]
     assert sweep.main(command) == 2
     assert (tmp_path / "tiny-lr_0.01_0.1_-seed0" / "results.json").is_file()
     assert "1 of 2 runs failed: tiny-lr_1e8_1e9_-seed0" in capsys.readouterr().err
