@@ -85,7 +85,9 @@ def gp_ucb(config: SearchConfig, seed: int, task: int, trial: int, history: list
     trial (`error` None) counts as the worst error seen. random_search's point is taken again while all errors are equal, and,
     with a warning, where the fit fails. Raises UserError without BoTorch, for every trial: ask for trial 0 before training.
     """
-    need("botorch", "BoTorch", "Bayesian search")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it says of torch when it's imported is not our user's business
+        need("botorch", "BoTorch", "Bayesian search")
     from botorch.exceptions import ModelFittingError
 
     fallback = random_search(config, seed, task, trial, history)

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m nevis_lite.sweep", allow_abbrev=False,
                                      description="Run every combination of configs and values, and compare the results.",
                                      epilog="example: python -m nevis_lite.sweep --config demo_indep.yaml demo_ftd.yaml --out "
-                                            "runs/budgets -- search.trials=2,4 fit.steps=150,300 seed=0,1,2")
+                                            "runs/budgets search.trials=2,4 fit.steps=150,300 seed=0,1,2")
     parser.add_argument("--config", required=True, nargs="+", metavar="FILE", help="YAML files, looked up here and in configs/")
     parser.add_argument("--out", default="runs", metavar="DIR", help="the run folders lie in it (default: %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="name the runs, and stop")

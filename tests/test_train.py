@@ -97,6 +97,42 @@ def test_killed_in_every_phase_and_resumed_the_run_ends_the_same(config_file, fi
     assert_same(tmp_path / "run", finished("ft-d"))
 
 
+@pytest.mark.parametrize("baseline", ["ft-s", "mt", "pt-ft"])
+def test_killed_where_other_candidates_or_tasks_take_part_the_run_ends_the_same(config_file, of_baseline, finished, assert_same,
+                                                                               tmp_path, baseline):
+    moments = [[("open", "001.pt", 1)],  # in the selection of the third task
+               [("open", "001.pt", 1), ("open", "checkpoint.pt.part", 4)],  # in its first trial
+               [("open", "trials.jsonl", 2), ("os.rename", "checkpoint.pt", 1)],  # between two of its trials
+               [("open", "tasks.jsonl", 2)]]
+    command = ["--config", config_file(**of_baseline(baseline), checkpoint_seconds=0), "--out", tmp_path / "run", "--resume"]
+    finish(python("-c", DIE_AND_FINISH, json.dumps(moments), *command))
+    assert_same(tmp_path / "run", finished(baseline))
+
+
+def test_killed_in_the_fit_of_a_gaussian_process_the_run_ends_the_same(config_file, of_baseline, finished, assert_same, tmp_path):
+    script = """
+import os, signal, sys
+import botorch.fit
+from nevis_lite import train
+fit = botorch.fit.fit_gpytorch_mll
+for fits in (1, 2, 2):
+    child = os.fork()
+    if not child:
+        def dying(mll):
+            global fits
+            fits -= 1
+            return fit(mll) if fits else os.kill(os.getpid(), signal.SIGKILL)
+        botorch.fit.fit_gpytorch_mll = dying
+        train.main(sys.argv[1:])
+        os._exit(99)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+sys.exit(train.main(sys.argv[1:]))
+"""
+    command = ["--config", config_file(**of_baseline("bhpo"), checkpoint_seconds=0), "--out", tmp_path / "run", "--resume"]
+    finish(python("-c", script, *command))
+    assert_same(tmp_path / "run", finished("bhpo"))
+
+
 def test_killed_at_random_times_and_resumed_the_run_ends_the_same(config_file, finished, assert_same, tmp_path):
     out, draw = tmp_path / "run", random.Random(0)
     command = ["-m", "nevis_lite.train", "--config", config_file(), "--out", out, "--resume"]
