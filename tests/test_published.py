@@ -123,17 +123,50 @@ def test_a_small_copy_is_read_right(key, tmp_path):
     assert datasets.num_classes(dataset, splits) == CLASSES[key]
 
 
-def test_a_run_over_all_106_tasks_ends_with_a_row_for_each(tmp_path):
-    catalogue = datasets.catalogue(tmp_path)
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """A data folder with a small copy of every data set."""
+    root = tmp_path_factory.mktemp("copies")
+    catalogue = datasets.catalogue(root)
     for key, layout in LAYOUTS.items():
-        (tmp_path / key).mkdir()
-        layout(tmp_path / key)
+        (root / key).mkdir()
+        layout(root / key)
         for file in fetch.absent(catalogue[key]):  # Brodatz's other textures, UIUC's other archives: any will do
-            shutil.copy(tmp_path / key / catalogue[key].files[0]["name"], tmp_path / key / file["name"])
-    results = train.run({
-        "stream": "full", "baseline": "indep", "model": {"name": "resnet8", "image_size": 8}, "search": {"trials": 1},
-        "fit": {"steps": 1, "max_batch": 2}, "data": {"dir": str(tmp_path)}, "device": "cpu"}, tmp_path / "run")
+            shutil.copy(root / key / catalogue[key].files[0]["name"], root / key / file["name"])
+    return root
+
+
+def run(copies, out, **changes):
+    settings = {"model": {"name": "resnet8", "image_size": 8}, "search": {"trials": 1}, "fit": {"steps": 1, "max_batch": 2},
+                "data": {"dir": str(copies)}, "device": "cpu", "threads": 1}
+    return train.run(settings | changes, out)
+
+
+def test_a_run_over_all_106_tasks_ends_with_a_row_for_each(copies, tmp_path):
+    results = run(copies, tmp_path / "run", stream="full", baseline="indep")
     rows = results["tasks"]
     assert len(rows) == 106 and results["partial"] == [] and sum(row["meta"] == "test" for row in rows) == 27
     assert all(row["error"] is not None and 0 <= row["error"] <= 1 for row in rows)
     assert sum(row["occurrence"] == 2 for row in rows) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("baseline", ["indep", "ft-prev", "ft-s", "ft-d", "mt", "pt", "pt-ft", "bhpo"])
+def test_every_baseline_finishes_short(copies, tmp_path, baseline):
+    more = {}
+    if baseline == "ft-s":
+        run(copies, tmp_path / "indep", stream="short", baseline="indep")
+        more = {"select": {"indep_run": str(tmp_path / "indep")}}
+    elif baseline == "mt":
+        more = {"baseline": {"name": "mt", "auxiliary": 2}, "search": {"trials": 2, "auxiliary_weight": [0, 1]}}
+    elif baseline.startswith("pt"):
+        run(copies, tmp_path / "pretrained", stream="imagenet_only", baseline="indep")
+        more = {"model": {"name": "resnet8", "image_size": 8, "weights": str(tmp_path / "pretrained/predictors/000.pt")}}
+    elif baseline == "bhpo":
+        more = {"search": {"trials": 4, "schedule": ["cosine", "piecewise"], "batch": [2, 4], "model": ["resnet8", "vgg"],
+                           "crop": [True, False], "flip": [True, False]}}
+    rows = run(copies, tmp_path / "run", **{"stream": "short", "baseline": baseline} | more)["tasks"]
+    assert len(rows) == 29 and all(0 <= row["error"] <= 1 for row in rows)
+    assert [len(row["auxiliaries"]) for row in rows] == [min(2, row["index"]) if baseline == "mt" else 0 for row in rows]
+    if baseline == "bhpo":
+        assert {row["hyperparameters"]["model"] for row in rows} == {"resnet8", "vgg"}

@@ -109,7 +109,7 @@ def test_killed_where_other_candidates_or_tasks_take_part_the_run_ends_the_same(
     assert_same(tmp_path / "run", finished(baseline))
 
 
-def test_killed_in_the_fit_of_a_gaussian_process_the_run_ends_the_same(config_file, of_baseline, finished, assert_same, tmp_path):
+def test_killed_in_the_fit_of_a_process_the_run_ends_the_same(config_file, of_baseline, finished, assert_same, tmp_path):
     script = """
 import os, signal, sys
 import botorch.fit
