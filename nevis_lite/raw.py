@@ -34,6 +34,9 @@ DEEPEST = 5  # archives within archives; an archive may hold itself
 LARGEST_MEMBER = 4 << 30  # a member that claims more is refused
 HIGHEST_RATIO = 800  # of unpacked to packed size, above 256 MB: that is a bomb (deflate can reach 1030), not data
 DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
+# Programs that read RAR, each with its options. bsdtar is last, since it gives some copies of a file as empty files.
+UNRAR = {"unrar": "x -idq -o+ {archive} {target}/", "7zz": "x -y -o{target} {archive}", "7z": "x -y -o{target} {archive}",
+         "unar": "-quiet -no-directory -output-directory {target} {archive}", "bsdtar": "-xf {archive} -C {target}"}
 
 
 class Raw:
@@ -215,22 +218,25 @@ class Raw:
         return plain
 
     def _unrar(self, shown: Path, path: Path) -> Path:
-        """RAR has no reader in Python: the first of three programs that can unpacks it into scratch."""
-        target, tried = self._new(""), []
-        target.mkdir()
-        for command in (["unrar", "x", "-idq", "-o+", str(path), f"{target}/"], ["7z", "x", "-y", f"-o{target}", str(path)],
-                        ["bsdtar", "-xf", str(path), "-C", str(target)]):
-            if shutil.which(command[0]):
+        """RAR has no reader in Python: the first of some programs that can unpacks it into scratch."""
+        tried = []
+        for name, options in UNRAR.items():
+            if shutil.which(name):
+                target = self._new("")  # a new one for each, since what fails leaves halves of files behind
+                target.mkdir()
+                command = [name, *(option.format(archive=path, target=target) for option in options.split())]
                 silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
                 if subprocess.run(command, **silent).returncode == 0:
                     return target
-                tried.append(command[0])
+                tried.append(name)
         if tried:
-            raise EOFError(f"{' and '.join(tried)} cannot read it")
-        raise UserError(f"{shown}: needs a program that reads RAR archives (unrar, 7z or bsdtar); install one and try again.")
+            raise EOFError(f"{' and '.join(tried)} cannot read it{'' if 'unar' in tried else ', but unar may'}")
+        raise UserError(f"{shown}: needs a program that reads RAR archives (unar, unrar, 7-Zip or bsdtar); install one and try "
+                        "again.")
 
     def _add_folder(self, name: str, folder: Path):
-        for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        inside = folder.resolve()
+        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(inside)):
             inner = _legible(path.relative_to(folder).as_posix())
             if not is_litter(inner):
                 self._add_member(name, inner, path, path.stat().st_size)

@@ -1,4 +1,5 @@
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -6,6 +7,7 @@ import tarfile
 import zlib
 
 import pytest
+import real_rar
 from published import tarred, write, zipped
 from published_names2 import compressed
 
@@ -298,7 +300,7 @@ def test_a_tar_that_unpacks_to_far_more_than_it_takes_is_refused(tmp_path, monke
 
 
 @pytest.mark.parametrize(("archive", "content", "tool"), [
-    ("x.tar.Z", compressed(tarred(FILES)), "gzip"), ("x.rar", b"Rar!\x1a\x07\0", "unrar, 7z or bsdtar")])
+    ("x.tar.Z", compressed(tarred(FILES)), "gzip"), ("x.rar", b"Rar!\x1a\x07\0", "unar, unrar, 7-Zip or bsdtar")])
 def test_a_missing_program_is_named(tmp_path, monkeypatch, archive, content, tool):
     write(tmp_path / "in", {archive: content})
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
@@ -308,29 +310,60 @@ def test_a_missing_program_is_named(tmp_path, monkeypatch, archive, content, too
 
 def program(folder, name: str, code: str):
     """A program in place of one that reads RAR: its code, in which `archive` and `target` are paths."""
-    place = {"unrar": (-2, -1, ""), "7z": (-1, -2, "-o"), "bsdtar": (2, -1, "")}[name]
-    lines = [f"#!{sys.executable}", "import sys, zipfile", f"archive, target = sys.argv[{place[0]}], sys.argv[{place[1]}]",
-             f"target = target.removeprefix({place[2]!r})", code]
+    places = {word: number for number, option in enumerate(module.UNRAR[name].split(), start=1)
+              for word in ("archive", "target") if f"{{{word}}}" in option}
+    lines = [f"#!{sys.executable}", "import os, sys, zipfile",
+             *(f"{word} = sys.argv[{place}].removeprefix('-o')" for word, place in places.items()), code]
     write(folder, {name: "\n".join(lines)})
     (folder / name).chmod(0o755)
 
 
-@pytest.mark.parametrize("name", ["unrar", "7z", "bsdtar"])
+@pytest.mark.parametrize("name", module.UNRAR)
 def test_rar_is_read_by_whichever_program_can(tmp_path, monkeypatch, name):
     members = FILES | {"__MACOSX/._1.jpg": b"\0", "inner.zip": zipped({"x.jpg": "x"})}
     write(tmp_path / "in", {"x.rar": zipped(members)})
-    for other in ("unrar", "7z", "bsdtar"):
-        program(tmp_path / "bin", other, "zipfile.ZipFile(archive).extractall(target)" if other == name else "sys.exit(1)")
+    for other in module.UNRAR:
+        program(tmp_path / "bin", other, "zipfile.ZipFile(archive).extractall(target)" if other == name else
+                "open(target + '/half.jpg', 'w').close(); sys.exit(1)")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     raw = Raw(tmp_path / "in")
     assert contents(raw) == {f"x.rar/{name}": content for name, content in FILES.items()} | {"x.rar/inner.zip/x.jpg": b"x"}
+
+
+def test_links_that_a_program_makes_of_copies_count_and_lead_nowhere_else(tmp_path, monkeypatch):
+    (tmp_path / "secret.jpg").write_text("secret")
+    write(tmp_path / "in", {"x.rar": zipped(FILES)})
+    links = {"copy.txt": "3.txt", "away.jpg": str(tmp_path / "secret.jpg"), "up.jpg": "../../secret.jpg", "none": "gone"}
+    program(tmp_path / "bin", "unar", "\n".join([
+        "zipfile.ZipFile(archive).extractall(target)", f"for name, leads in {links}.items():",
+        "    os.symlink(leads, target + '/' + name)", "os.symlink('..', target + '/folder')"]))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    found = contents(Raw(tmp_path / "in", tmp_path))
+    assert found == {f"x.rar/{name}": content for name, content in (FILES | {"copy.txt": b"three"}).items()}
+
+
+@pytest.mark.parametrize("name", module.UNRAR)
+@pytest.mark.parametrize("archive", real_rar.CONTENTS, ids=["RAR 3", "solid", "RAR 5"])
+def test_a_real_rar_is_read_right_or_not_at_all(tmp_path, monkeypatch, name, archive):
+    if not shutil.which(name):
+        pytest.skip(f"{name} is not installed")
+    write(tmp_path / "in", {"x.rar": archive})
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    try:
+        raw = Raw(tmp_path / "in")
+    except UserError as error:
+        assert f"{name} cannot read it" in str(error)
+        pytest.skip(f"this build of {name} lacks what the archive needs")
+    assert contents(raw) == {f"x.rar/{name}": content for name, content in real_rar.CONTENTS[archive].items()}
 
 
 def test_rar_that_no_program_can_read(tmp_path, monkeypatch):
     write(tmp_path / "in", {"x.rar": PAGE})
     program(tmp_path / "bin", "7z", "sys.exit(2)")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(UserError, match="x.rar: not a whole archive .7z cannot read it.: it is a web page"):
+    with pytest.raises(UserError, match="x.rar: not a whole archive .7z cannot read it, but unar may.: it is a web page"):
         Raw(tmp_path / "in")
 
 
