@@ -1,11 +1,12 @@
 import gzip
 import io
+import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from nevis_lite import datasets
 from nevis_lite.config import MissingData, UserError
@@ -528,6 +529,24 @@ def test_sixteen_bits_are_scaled_not_clipped(kind):
     assert len(np.unique(read_image(encoded(Image.fromarray(ramp), kind)))) == 256
 
 
+def test_sixteen_bits_in_the_other_byte_order_are_the_same():
+    values = np.array([[0, 257, 1000], [32768, 65278, 65535]])
+    image = Image.frombytes("I;16B", (3, 2), values.astype(">u2").tobytes())
+    np.testing.assert_allclose(read_image(encoded(image, "TIFF"))[..., 0], values / 257, atol=0.51)
+
+
+@pytest.mark.parametrize("values", [[[0, 50_000, 100_000]], [[-5, 0, 5]]])
+def test_numbers_beyond_sixteen_bits_are_stretched_not_clipped(values):
+    pixels = read_image(encoded(Image.fromarray(np.array(values, np.int32)), "TIFF"))
+    assert pixels[0, :, 0].tolist() == [0, 128, 255]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_image_with_values_that_are_not_finite_is_broken_rather_than_black(value):
+    with pytest.raises(OSError, match="not finite"):
+        read_image(encoded(Image.fromarray(np.array([[0, value, 1]], np.float32)), "TIFF"))
+
+
 def test_floats_are_stretched_to_the_whole_range():
     values = np.array([[-1.0, 0.0, 1.0]], np.float32)
     assert read_image(encoded(Image.fromarray(values), "TIFF"))[..., 0].tolist() == [[0, 128, 255]]
@@ -540,6 +559,14 @@ def test_print_colours_become_screen_colours():
             pixels = read_image(encoded(Image.new("CMYK", (8, 8), ink), kind, **options))
             assert pixels.shape == (8, 8, 3)
             np.testing.assert_allclose(pixels, np.broadcast_to(colour, (8, 8, 3)), atol=8)
+
+
+def test_ycck_becomes_screen_colours():
+    """A CMYK file of neutral colour differences, marked as YCCK, which Pillow reads but does not write."""
+    for luminance, grey in ((0, 255), (255, 0), (100, 155)):  # of inverted inks, so 0 is no ink at all
+        content = bytearray(encoded(Image.new("CMYK", (16, 16), (255 - luminance, 127, 127, 0)), "JPEG", quality=100))
+        content[content.index(b"Adobe") + 11] = 2
+        np.testing.assert_allclose(read_image(bytes(content)), np.full((16, 16, 3), grey), atol=3)
 
 
 def test_black_and_white_are_0_and_255():
@@ -570,6 +597,28 @@ def test_a_truncated_file_is_an_os_error(kind, share):
     content = encoded(Image.fromarray(pixels), kind)
     with pytest.raises(OSError):
         read_image(content[: int(share * len(content))])
+
+
+@pytest.mark.parametrize("kind", ["one comment", "many comments", "profile"])
+def test_long_comments_do_no_harm(kind):
+    info = PngImagePlugin.PngInfo()
+    for number in range({"one comment": 1, "many comments": 70}.get(kind, 0)):
+        info.add_text(f"x{number}", "a" * (2 << 20 if kind == "one comment" else 1_000_000), zip=True)
+    content = png(Image.new("RGB", (2, 2), RED), pnginfo=info, icc_profile=bytes(2 << 20) if kind == "profile" else None)
+    assert (read_image(content) == RED).all()
+
+
+def test_no_file_stays_open(tmp_path):
+    (tmp_path / "good.png").write_bytes(png(Image.new("RGB", (2, 2))))
+    (tmp_path / "bad.png").write_bytes(png(Image.new("RGB", (200, 200)))[:100])
+    before = os.listdir("/proc/self/fd")
+    kept = [read_image(tmp_path / "good.png") for _ in range(3)]
+    for _ in range(3):
+        try:
+            read_image(tmp_path / "bad.png")
+        except OSError as error:
+            kept.append(error)
+    assert len(kept) == 6 and os.listdir("/proc/self/fd") == before
 
 
 def test_a_damaged_png_and_a_web_page_are_os_errors(tmp_path):
