@@ -201,7 +201,7 @@ class Character:
 
 
 def casia_hwdb(raw: Raw) -> Table:
-    """GNT files, one a writer: millions of characters, so references. Classes are numbered in the order of their codes."""
+    """GNT files, one a writer: millions of characters, so references. Labels are their two-byte codes."""
     table, read = Table(), _keeping(raw.read)
     for name in find(raw, r"(?i)\.gnt$"):
         content, offset = raw.read(name), 0
@@ -215,7 +215,6 @@ def casia_hwdb(raw: Raw) -> Table:
                 raise UserError(f"{name}: is damaged at byte {offset}; fetch it again")
             table.add(Character(read, name, offset), first << 8 | second, "test" if "test" in name.lower() else "train")
             offset = end
-    table.labels = np.unique(table.labels, return_inverse=True)[1].tolist()
     return table
 
 

@@ -10,9 +10,11 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from array import array
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -24,15 +26,16 @@ from nevis_lite import datasets
 from nevis_lite.config import DataConfig, UserError
 from nevis_lite.datasets import DataSet
 from nevis_lite.pixels import read_image
+from nevis_lite.raw import legible
 from nevis_lite.splits import Examples
 
-CACHE_FORMAT = 2  # raise it when the files' meaning changes: old caches are then built anew
+CACHE_FORMAT = 3  # raise it when the files' meaning changes: old caches are then built anew
 BAD_SHARE = 0.001  # more broken images than this are an error
 
 
 def folder_of(dataset: DataSet, config: DataConfig) -> Path:
     """<dir>/cache/<key>-<place>-<cache_side>-<fingerprint>: another one when source files, entry or format change."""
-    place = hashlib.sha256(str(dataset.folder.absolute()).encode()).hexdigest()[:4]  # two folders may share a name
+    place = hashlib.sha256(os.fsencode(dataset.folder.absolute())).hexdigest()[:4]  # two folders may share a name
     return Path(config.dir) / "cache" / f"{dataset.key}-{place}-{config.cache_side}-{_fingerprint(dataset)}"
 
 
@@ -49,15 +52,15 @@ def _fingerprint(dataset: DataSet) -> str:
     digest = hashlib.sha256(json.dumps(facts).encode())
     for path in datasets.files_below(dataset.folder):
         status = path.stat()
-        digest.update(f"{path.relative_to(dataset.folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(path.relative_to(dataset.folder)) + f" {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:12]
 
 
 def prepare(dataset: DataSet, config: DataConfig) -> Path:
     """The cache folder of a data set, built if its source files or `cache_side` changed since; safe to interrupt.
 
-    UserError when labels are out of range or more than 0.1 % of the images are broken; fewer are skipped and listed in
-    `report.jsonl`.
+    UserError when labels are out of range or more than 0.1 % of the images are broken; fewer are skipped. `report.jsonl` has a
+    row for each of them, and for each image whose pixels are those of an image of an earlier split.
     """
     folder = folder_of(dataset, config)
     root, prefix = folder.parent, folder.name[:folder.name.rindex("-") + 1]
@@ -71,21 +74,26 @@ def prepare(dataset: DataSet, config: DataConfig) -> Path:
         _check_labels(examples.labels, classes, f"{dataset.folder}, {name}")
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
     try:
-        content, sides, sizes, bad = hashlib.sha256(), array("l"), {}, []
+        content, sides, sizes, bad, copies = hashlib.sha256(), array("l"), {}, [], []
+        seen = np.empty(0, np.uint64)  # what tells the pixels of the splits so far
         total = sum(len(examples) for examples in splits.values())
         with tqdm(total=total, desc=f"caching {dataset.name}", unit=" images", disable=None, leave=False) as bar:
             for name, examples in splits.items():
-                broken = _write_split(building, name, examples, config.cache_side, content, sides, bar)
-                sizes[name] = len(examples) - len(broken)
+                kept, prints, broken = _write_split(building, name, examples, config.cache_side, content, sides, bar)
+                sizes[name] = len(kept)
                 bad += broken
+                copies += [_row(name, examples, kept[place], "an image of an earlier split has the same pixels")
+                           for place in np.flatnonzero(np.isin(prints, seen))]
+                seen = np.concatenate([seen, prints])
         with open(building / "report.jsonl", "w", encoding="utf-8") as report:
-            report.writelines(json.dumps(row) + "\n" for row in bad)
+            report.writelines(json.dumps(row) + "\n" for row in bad + copies)
         if len(bad) > BAD_SHARE * total:
             listed = "; ".join(f"{row['image']} ({row['error']})" for row in bad[:3])
             raise UserError(f"{dataset.name}: {len(bad)} of {total} images cannot be read, for example {listed}; "
                             "mend or remove them.")
         meta = {"name": dataset.name, "kind": "multi_label" if splits["train"].labels.ndim == 2 else "single_label",
-                "num_classes": classes, "sizes": sizes, "skipped": len(bad),
+                "num_classes": classes, "classes": datasets.class_names(dataset, splits), "sizes": sizes, "skipped": len(bad),
+                "copies": Counter(row["split"] for row in copies),
                 "resolution": round(float(np.mean(sides)), 1), "cache_side": config.cache_side,
                 "class_counts": {name: _class_counts(np.load(building / f"{name}.labels.npy"), classes) for name in splits},
                 "splits": {name: _order_digest(examples, dataset.folder) for name, examples in splits.items()},
@@ -104,6 +112,11 @@ def prepare(dataset: DataSet, config: DataConfig) -> Path:
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
+    if bad or copies:
+        told = [f"{len(bad)} of {total} images cannot be read and are left out"] * bool(bad)
+        told += [f"{count} of {sizes[name]} images of {name} are in an earlier split, too"
+                 for name, count in meta["copies"].items()]
+        print(f"{dataset.name}: {'; '.join(told)} (listed in {folder / 'report.jsonl'})", file=sys.stderr)
     return folder
 
 
@@ -145,16 +158,27 @@ def _check_labels(labels: np.ndarray, classes: int, where: str):
         raise UserError(f"{where}: labels must lie in 0..{classes - 1}; found {labels.min()} to {labels.max()}.")
 
 
-def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, content, sides: array, bar) -> list[dict]:
-    """Write one split's three files; feed the digest `content` and the native `sides`; return a row for each broken image."""
-    index, kept, bad, offset = array("q"), array("l"), [], 0  # arrays, since ImageNet's million rows as tuples take a gigabyte
+def _row(split: str, examples: Examples, number: int, error: str) -> dict:
+    """A row of the report."""
+    image = examples.images[number]
+    name = f"number {number}" if isinstance(image, np.ndarray) else legible(str(image))
+    return {"split": split, "image": name, "error": error}
+
+
+def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, content, sides: array,
+                 bar) -> tuple[array, np.ndarray, list[dict]]:
+    """Write one split's three files; feed the digest `content` and the native `sides`.
+
+    Returns the numbers of the images that can be read, eight bytes that tell the pixels of each, and a row for each other one.
+    """
+    index, kept, prints, bad, offset = array("q"), array("l"), array("Q"), [], 0  # tuples would take a gigabyte for ImageNet
     with open(folder / f"{name}.pixels", "wb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
         numbers = iter(range(len(examples)))
         while chunk := list(islice(numbers, 512)):  # a bounded number of decoded images in memory
             for number, decoded in zip(chunk, pool.map(lambda i: _decode(examples.images[i], cache_side), chunk), strict=True):
                 bar.update()
                 if isinstance(decoded, OSError):
-                    bad.append({"split": name, "image": str(examples.images[number]), "error": str(decoded)})
+                    bad.append(_row(name, examples, number, legible(str(decoded))))
                     continue
                 pixels, side = decoded
                 file.write(pixels.tobytes())
@@ -163,13 +187,16 @@ def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, c
                 sides.append(side)
                 offset += pixels.size
                 content.update(pixels)
+                pixels_digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=8)
+                pixels_digest.update(pixels)
+                prints.frombytes(pixels_digest.digest())
         if not offset:
             raise UserError(f"No image of the {name} split can be read, for example {bad[0]['image']} ({bad[0]['error']}).")
     labels = examples.labels[np.frombuffer(kept, kept.typecode)]
     content.update(np.ascontiguousarray(labels))
     np.save(folder / f"{name}.index.npy", np.frombuffer(index, np.int64).reshape(-1, 4))
     np.save(folder / f"{name}.labels.npy", labels)
-    return bad
+    return kept, np.frombuffer(prints, np.uint64), bad
 
 
 def _decode(image, cache_side: int) -> tuple[np.ndarray, int] | OSError:

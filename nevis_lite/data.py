@@ -54,12 +54,12 @@ class Split:
 
     @cached_property
     def meta(self) -> dict:
-        """The facts about the cache (`cache.prepare`), with the sizes and the number of classes of the part."""
+        """The facts about the cache (`cache.prepare`), with the sizes and the classes of the part."""
         meta = cache.meta_of(self.folder)
         if self.part:
             classes = classes_of(self.part, meta["num_classes"])
             sizes = {name: sum(counts[classes.start:classes.stop]) for name, counts in meta["class_counts"].items()}
-            meta |= {"num_classes": len(classes), "sizes": sizes}
+            meta |= {"num_classes": len(classes), "sizes": sizes, "classes": meta["classes"][classes.start:classes.stop]}
         return meta
 
     def __len__(self):

@@ -17,8 +17,8 @@ import numpy as np
 from nevis_lite import arrays, bespoke, indexes, readers
 from nevis_lite.config import MissingData, UserError, nearest, read_yaml
 from nevis_lite.pixels import read_image  # noqa: F401, a part of this module's interface
-from nevis_lite.raw import Raw, is_litter
-from nevis_lite.readers import class_ids, label_matrix, natural
+from nevis_lite.raw import Raw, is_litter, legible
+from nevis_lite.readers import class_ids, class_words, label_matrix, natural
 from nevis_lite.splits import SPLITS, Examples, complete
 
 PACKAGE = Path(__file__).resolve().parent
@@ -116,24 +116,29 @@ def _from_table(dataset: DataSet, reader, scratch: Path | None) -> dict[str, Exa
         raise UserError("holds none of the images that were expected")
     if dataset.kind == "multi_label":
         labels = label_matrix(table.labels, dataset.labels, dataset.classes)
+        words = class_words([label for row in table.labels for label in row], dataset.labels, dataset.classes)
     else:
         labels = class_ids(table.labels, dataset.labels, dataset.classes)
+        words = class_words(table.labels, dataset.labels, dataset.classes)
     keep = readers.first_copies(table.images, labels) if dataset.dedupe else np.arange(len(labels))
     names = np.array(table.splits)[keep]
-    examples = Examples(table.images, labels)
+    examples = Examples(table.images, labels, words)
     return {name: examples.take(keep[names == name]) for name in SPLITS if (names == name).any()}
 
 
 def num_classes(dataset: DataSet, splits: dict[str, Examples]) -> int:
-    """Classes (or labels) of a data set: the entry's, else what its files name, else the largest id of train + 1."""
+    """Classes (or labels) of a data set: the entry's, else those that have names, else the largest id of train + 1."""
     if dataset.classes:
         return dataset.classes
     if splits["train"].labels.ndim == 2:
         return splits["train"].labels.shape[1]
+    return len(class_names(dataset, splits)) or int(splits["train"].labels.max()) + 1
+
+
+def class_names(dataset: DataSet, splits: dict[str, Examples]) -> list[str]:
+    """What the classes or labels are called, in the order of their ids: by the files, else by `classes.txt`; or else empty."""
     names = dataset.folder / "classes.txt"
-    if names.is_file():
-        return len(names.read_text(encoding="utf-8").splitlines())
-    return int(splits["train"].labels.max()) + 1
+    return list(splits["train"].classes) or (names.read_text(encoding="utf-8").splitlines() if names.is_file() else [])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ def read_class_folders(folder: Path) -> dict[str, Examples]:
                 print(f"{path}: a class without images; remove the folder if it is none.", file=sys.stderr)
             images += files
             labels += [classes.index(path.name)] * len(files)
-        splits[name] = Examples(images, np.array(labels, np.int64))
+        splits[name] = Examples(images, np.array(labels, np.int64), [legible(name) for name in classes])
     return splits
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from nevis_lite import cache, datasets, fetch
 from nevis_lite.config import DataConfig, MissingData, UserError
 from nevis_lite.datasets import DataSet
+from nevis_lite.raw import legible
 
 
 def state_of(dataset: DataSet, settings: DataConfig) -> tuple[str, dict | None]:
@@ -75,9 +76,12 @@ def prepare(found: list[DataSet], settings: DataConfig, raw: Path | None = None,
         head = f"[{number:>{len(str(len(found)))}}/{len(found)}] {dataset.key}"
         try:
             meta = cache.meta_of(_prepare_one(dataset, settings, raw, uses, accept_new_checksum))
-            print(f"{head}: ready, {sum(meta['sizes'].values())} images, {meta['num_classes']} classes", flush=True)
+            empty = {split: counts.count(0) for split, counts in meta["class_counts"].items()}
+            told = ", ".join(f"{count} without an image in {split}" for split, count in empty.items() if count)
+            print(f"{head}: ready, {sum(meta['sizes'].values())} images, {meta['num_classes']} classes"
+                  f"{f' ({told})' if told else ''}", flush=True)
         except Exception as error:  # whatever is wrong with one data set, the others can be had
-            words = str(error) if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}"
+            words = legible(str(error) if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}")
             failed[dataset.key] = words.splitlines()[0]
             print(f"{head}: " + words.replace("\n", "\n    "), flush=True)
             if stop_at_first:

@@ -283,7 +283,8 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
     chosen = session.trials(task)[best["trial"]]
     name = chosen["hyperparameters"].get("model", setup.config.model.name)
     spent = sum(flops.total(row["flops"]) for row in (*folder.rows["tasks"], *session.trials(task))) + start["flops"]
-    predictor = {"model": name, "num_classes": task.num_classes, "task": task.task, "flops": spent,
+    facts = setup.open(task.index, "train").meta
+    predictor = {"model": name, "num_classes": task.num_classes, "classes": facts["classes"], "task": task.task, "flops": spent,
                  "image_size": setup.config.model.image_size, "state": best["state"]}
     write_atomic(folder.predictor(task.index), lambda file: torch.save(predictor, file))
     error = _judge(session, task, name, best["state"])
@@ -293,11 +294,13 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
     shown = "undefined" if error is None else f"{error:.4f}"
     session.progress.say(f"{task.year} {task.name}: error {shown} on {setup.reported}, from {origin[start['source']]}"
                          + "".join(f", with {origin[index]}" for index in start["auxiliaries"]))
+    without = facts["class_counts"][setup.reported].count(0)  # labels without a positive example: the mAP leaves them out
+    left_out = {"labels_left_out": without} if task.kind == "multi_label" else {}
     undefined = {} if error is not None else {"reason": "the predictor's outputs on the test images are not all finite"}
     return {"index": task.index, "task": task.task, "name": task.name, "year": task.year, "occurrence": task.occurrence,
             "domain": task.domain, "kind": task.kind, "num_classes": task.num_classes,
             "num_train": len(view.split("train")), "resolution": view.split("train").meta["resolution"],
-            "meta": task.meta, "split": setup.reported, "error": error, **undefined, "dev_error": chosen["error"],
+            "meta": task.meta, "split": setup.reported, "error": error, **undefined, **left_out, "dev_error": chosen["error"],
             "source": start["source"], "auxiliaries": start["auxiliaries"],
             "scores": {"scratch" if source is None else str(source): score for source, score in start["scores"].items()},
             "hyperparameters": chosen["hyperparameters"], "trials": trials,

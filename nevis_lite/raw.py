@@ -58,7 +58,7 @@ class Raw:
             for file in sorted(files):
                 if not is_litter(file):
                     path = Path(root, file).relative_to(self.folder).as_posix()
-                    self._loose[_legible(path)] = path
+                    self._loose[legible(path)] = path
         for name, path in self._loose.items():
             if ARCHIVE.search(name):
                 self._add_archive(name, self.folder / path)
@@ -237,7 +237,7 @@ class Raw:
     def _add_folder(self, name: str, folder: Path):
         inside = folder.resolve()
         for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(inside)):
-            inner = _legible(path.relative_to(folder).as_posix())
+            inner = legible(path.relative_to(folder).as_posix())
             if not is_litter(inner):
                 self._add_member(name, inner, path, path.stat().st_size)
 
@@ -263,7 +263,7 @@ def _read_at(handle: int, size: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def _legible(name: str) -> str:
+def legible(name: str) -> str:
     """A name whose bytes aren't UTF-8 as Latin-1, so that it can be printed and written to files."""
     try:
         name.encode()
@@ -284,7 +284,7 @@ def _zip_name(member: zipfile.ZipInfo) -> str:
 
 
 def _tar_name(name: str) -> str:
-    return _legible(posixpath.normpath(name).lstrip("/"))
+    return legible(posixpath.normpath(name).lstrip("/"))
 
 
 def _target(member: tarfile.TarInfo) -> str:

@@ -83,7 +83,7 @@ def class_ids(labels: list, order: list | str | None, classes: int) -> np.ndarra
         if len(ids) and not 0 <= ids.min() <= ids.max() < classes:
             raise UserError(f"has labels from {ids.min()} to {ids.max()} where 0 to {classes - 1} are known")
         return ids
-    words = [str(word) for word in order] if order else sorted({str(label) for label in labels}, key=natural)
+    words = class_words(labels, order, classes)
     if len(words) > classes:
         raise UserError(f"has {len(words)} classes where {classes} are known, for example {', '.join(words[:5])}")
     number = {word: index for index, word in enumerate(words)}
@@ -93,11 +93,17 @@ def class_ids(labels: list, order: list | str | None, classes: int) -> np.ndarra
     return np.array([number[str(label)] for label in labels], np.int64)
 
 
+def class_words(labels: list, order: list | str | None, classes: int) -> list[str]:
+    """The word or number of each class as its publishers have it, in the order of the ids; arguments as of `class_ids`."""
+    if order in ("number", "minus 1"):
+        return [str(number + (order == "minus 1")) for number in range(classes)]
+    return [str(word) for word in order] if order else sorted({str(label) for label in labels}, key=natural)
+
+
 def label_matrix(labels: list, order: list | str | None, classes: int) -> np.ndarray:
     """(N, classes) uint8 of zeros and ones from lists of words or numbers; `order` as in `class_ids`."""
     flat = [label for row in labels for label in row]
-    words = order if isinstance(order, (list, str)) else sorted({str(label) for label in flat}, key=natural)
-    ids = iter(class_ids(flat, words, classes))
+    ids = iter(class_ids(flat, order, classes))
     matrix = np.zeros((len(labels), classes), np.uint8)
     for index, row in enumerate(labels):
         for _ in row:

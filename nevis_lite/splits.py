@@ -25,13 +25,14 @@ class Examples:
 
     images: Sequence
     labels: np.ndarray
+    classes: Sequence[str] = ()  # the names of the classes or labels, in the order of their ids
 
     def __len__(self):
         return len(self.labels)
 
     def take(self, picks: np.ndarray) -> Examples:
         images = self.images[picks] if isinstance(self.images, np.ndarray) else [self.images[i] for i in picks]
-        return Examples(images, self.labels[picks])
+        return Examples(images, self.labels[picks], self.classes)
 
 
 def classes_of(part: tuple[int, int] | None, num_classes: int) -> range:

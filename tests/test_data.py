@@ -42,9 +42,9 @@ def entry(folder: Path, **facts) -> DataSet:
 
 
 def class_folders(folder: Path, train: list, others: int = 1, classes: int = 2) -> Path:
-    """Four splits of PNG files: the images `train` dealt to the classes in turn; `others` black ones a class elsewhere."""
+    """Four splits of PNG files: the images `train` dealt to the classes in turn; `others` dark ones a class elsewhere."""
     for split in SPLITS:
-        images = train if split == "train" else [np.zeros((2, 2))] * others * classes
+        images = train if split == "train" else [np.full((2, 2), SPLITS.index(split))] * others * classes
         for number, image in enumerate(images):
             (folder / split / f"c{number % classes}").mkdir(parents=True, exist_ok=True)
             (folder / split / f"c{number % classes}" / f"{number:05}.png").write_bytes(png(image))
@@ -280,6 +280,46 @@ def test_an_empty_split_is_an_error(tmp_path, config):
         write_idx(tmp_path / "x", split, np.zeros((count, 2, 2)), np.arange(count) % 2)
     with pytest.raises(UserError, match="dev: the split is empty"):
         prepare(entry(tmp_path / "x"), config)
+
+
+def test_copies_in_a_later_split_are_told_and_stay(tmp_path, config, capsys):
+    source = class_folders(tmp_path / "pets", [noise(2, 3), noise(4, 4, 3), noise(5, 5)], others=2)
+    same, wide = noise(4, 4, 3), noise(2, 3).reshape(3, 2)  # of the same bytes, but another picture
+    for split, name, pixels in (("dev", "1.png", np.repeat(noise(2, 3)[..., None], 3, axis=2)), ("test", "1.png", same),
+                                ("test", "2.png", same), ("test", "3.png", wide), ("test", "4.png", np.full((2, 2), 1))):
+        (source / split / "c1" / name).write_bytes(png(pixels))
+    folder = prepare(entry(source), config)
+    meta = Split(folder, "train", torch.device("cpu")).meta
+    assert meta["copies"] == {"dev": 1, "test": 3} and meta["skipped"] == 0  # the fourth is dev's own picture
+    assert meta["sizes"] == {"train": 3, "dev": 5, "dev_test": 4, "test": 8}
+    rows = [json.loads(line) for line in (folder / "report.jsonl").read_text().splitlines()]
+    assert [(row["split"], *row["image"].split("/")[-2:]) for row in rows] == [
+        ("dev", "c1", "1.png"), ("test", "c1", "1.png"), ("test", "c1", "2.png"), ("test", "c1", "4.png")]
+    told = capsys.readouterr().err
+    assert "1 of 5 images of dev are in an earlier split, too; 3 of 8 images of test" in told and "report.jsonl" in told
+    prepare(entry(source), config)
+    assert not capsys.readouterr().err
+
+
+def test_copies_among_arrays_are_told_by_their_number(tmp_path, config):
+    for number, split in enumerate(SPLITS):
+        shades = [1 if split == "test" and place == 3 else 10 * number + place for place in range(4)]
+        write_idx(tmp_path / "x", split, np.multiply.outer(shades, np.ones((2, 2))), [0, 1, 0, 1])
+    (row,) = (prepare(entry(tmp_path / "x"), config) / "report.jsonl").read_text().splitlines()
+    assert json.loads(row)["split"] == "test" and json.loads(row)["image"] == "number 3"
+
+
+def test_the_cache_and_a_part_of_it_know_the_names_of_their_classes(tmp_path, config):
+    names = ["1", "2", "10", "b"]
+    for split in SPLITS:
+        for number, name in enumerate(names):
+            (tmp_path / "x" / split / name).mkdir(parents=True)
+            (tmp_path / "x" / split / name / "x.png").write_bytes(png([[number]]))
+    folder = prepare(entry(tmp_path / "x"), config)
+    split = Split(folder, "test", torch.device("cpu"))
+    assert [split.meta["classes"][label] for label in split.labels] == [names[pixel] for pixel in split.pixels] == names
+    part = Split(folder, "test", torch.device("cpu"), (1, 2))
+    assert [part.meta["classes"][label] for label in part.labels] == [names[pixel] for pixel in part.pixels] == ["10", "b"]
 
 
 # ---- crop boxes

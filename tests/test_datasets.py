@@ -234,10 +234,16 @@ def test_a_class_that_train_lacks_is_refused_and_one_that_test_lacks_is_not(tmp_
         datasets.read_class_folders(tmp_path)
 
 
-def test_an_empty_class_keeps_its_number(tmp_path):
-    (tmp_path / "train" / "a").mkdir(parents=True)
-    write_images(tmp_path / "train" / "b", "x.png")
-    assert datasets.read_class_folders(tmp_path)["train"].labels.tolist() == [1]
+def test_an_empty_class_keeps_its_number_and_is_told(tmp_path, capsys):
+    for empty in ("a", "c"):
+        (tmp_path / "train" / empty).mkdir(parents=True)
+    write_images(tmp_path / "train" / "b", *(f"{i}.png" for i in range(20)))
+    write_images(tmp_path / "test" / "c", "x.png")
+    splits = read(entry(tmp_path))
+    assert set(splits["train"].labels.tolist()) == {1} and splits["test"].labels.tolist() == [2]
+    assert datasets.num_classes(entry(tmp_path), splits) == 3
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in told] == [f"{tmp_path}/train/{name}" for name in "ac"]
 
 
 def test_a_stray_folder_beside_the_splits_is_refused(tmp_path):
@@ -276,19 +282,39 @@ def test_missing_and_empty_folders_are_missing_data(tmp_path, make):
     if make:
         folder.mkdir()
     assert datasets.is_missing(entry(folder))
-    with pytest.raises(MissingData, match="no files in .*nothing") as error:
+    with pytest.raises(MissingData, match=f"no files in {folder}") as error:
         read(entry(folder))
-    assert error.value.code == 3
+    assert error.value.code == 3 and datasets.LAYOUT in str(error.value)
 
 
 def test_classes_are_counted_by_the_entry_then_the_names_then_the_ids(tmp_path):
-    for name in ("a", "b"):
-        write_images(tmp_path / "train" / name, *(f"{i}.png" for i in range(9)))
+    write_four_idx(tmp_path)
     splits = read(entry(tmp_path))
-    assert datasets.num_classes(entry(tmp_path), splits) == 2
+    assert datasets.num_classes(entry(tmp_path), splits) == 2 and datasets.class_names(entry(tmp_path), splits) == []
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
-    assert datasets.num_classes(entry(tmp_path), read(entry(tmp_path))) == 3
+    assert datasets.num_classes(entry(tmp_path), splits) == 3
+    assert datasets.class_names(entry(tmp_path), splits) == ["a", "b", "c"]
     assert datasets.num_classes(entry(tmp_path, classes=5), splits) == 5
+
+
+@pytest.mark.parametrize("order, names", [(None, ["2", "10"]), (["10", "2"], ["10", "2"]), ("minus 1", [*"123456789", "10"]),
+                                          ("number", [*"0123456789", "10"])])
+@pytest.mark.parametrize("kind", ["single_label", "multi_label"])
+def test_the_names_of_the_classes_lead_back_to_the_labels_of_the_files(tmp_path, kind, order, names):
+    for label in ("2", "10"):
+        write_images(tmp_path / label, *(f"{i}.png" for i in range(20)))
+    if kind == "single_label":
+        reader = {"reader": "by_name", "options": {"parts": [{"pattern": r"/(?P<label>\d+)/.*png"}]}}
+    else:
+        (tmp_path / "list.csv").write_text("".join(f"{label}/{i}.png,{label}\n" for label in ("2", "10") for i in range(20)))
+        part = {"index": "list.csv", "delimiter": ",", "image": "{0}", "labels": "{1}", "between": "+"}
+        reader = {"reader": "by_table", "options": {"parts": [part]}}
+    dataset = entry(tmp_path, kind=kind, classes=len(names), labels=order, **reader)
+    splits = read(dataset)
+    assert datasets.class_names(dataset, splits) == names
+    for split in splits.values():
+        for image, label in zip(split.images, split.labels, strict=True):
+            assert image.name.split("/")[0] == names[label if kind == "single_label" else label.argmax()]
 
 
 # ---- IDX

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import struct
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from PIL import Image, features
 
-from nevis_lite import cache, config, data, datasets, stream
+from nevis_lite import cache, config, data, datasets, doctor, stream
 from nevis_lite.config import DataConfig, UserError
 from nevis_lite.datasets import SPLITS, DataSet
 
@@ -141,6 +142,23 @@ def test_hidden_folders_inside_a_class_are_ignored(tmp_path, hidden):
 def test_a_litter_only_folder_is_missing(tmp_path):
     put(tmp_path / ".DS_Store", b"x")
     assert datasets.is_missing(entry(tmp_path))
+
+
+def test_names_that_are_not_utf8_are_cached_and_told(tmp_path, capsys):
+    for split in SPLITS:
+        for number in range(2 if split == "train" else 1):
+            for name in ("bär".encode("latin-1"), b"c"):
+                folder = os.path.join(os.fsencode(tmp_path), "lätta".encode("latin-1"), split.encode(), name)
+                os.makedirs(folder, exist_ok=True)
+                with open(os.path.join(folder, "ü%d.png".encode("latin-1") % number), "wb") as file:
+                    file.write(png([[7]]))
+    dataset = entry(tmp_path / os.fsdecode("lätta".encode("latin-1")))
+    meta = cache.meta_of(cache.prepare(dataset, DataConfig(dir=str(tmp_path / "data"))))
+    assert meta["classes"] == ["bär", "c"] and meta["sizes"]["train"] == 4 and meta["copies"]["test"] == 2
+    for path in dataset.folder.rglob("*.png"):
+        path.write_bytes(b"broken")
+    failed = doctor.prepare([dataset], DataConfig(dir=str(tmp_path / "data")))
+    assert "lätta" in failed["x"] and "ü0.png" in failed["x"] and failed["x"].encode()
 
 
 def test_class_names_of_superscripts(tmp_path):

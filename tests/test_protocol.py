@@ -350,6 +350,7 @@ def test_results_have_the_documented_fields(finished, read_run):
         assert row["flops"].keys() == {"train", "validate", "select", "predict"}
         assert row["hyperparameters"].keys() == {"lr", "label_smoothing"} and row["trials"] == TRIALS
         assert [step for step, _ in row["curve"]] == [0, 3, 6, 8] and row["split"] == "test"
+    assert [row.get("labels_left_out") for row in results["tasks"]] == [None, None, 0, None]
     assert [row["kind"] for row in results["tasks"]] == ["single_label", "single_label", "multi_label", "single_label"]
     assert [row["num_classes"] for row in results["tasks"]] == [7, 10, 8, 20]
 
@@ -377,6 +378,12 @@ def test_a_predictor_file_reproduces_the_error_of_its_task(finished, settings, r
         else:
             error = 1 - metrics.mean_average_precision(scores.numpy(), split.labels.numpy())[0]
         assert error == pytest.approx(row["error"], abs=1e-4)
+
+
+def test_a_predictor_knows_what_its_classes_are_called(finished, read_run):
+    landsat, mnist, keywords, icons = (predictor["classes"] for predictor in read_run(finished("ft-d")).predictors.values())
+    assert landsat == mnist == [] and keywords[:2] == ["flag", "food"] and icons[:2] == ["trash", "rocket"]
+    assert len(keywords) == 8 and len(icons) == 20
 
 
 # ---------------------------------------------------------------------------------------------------------------------

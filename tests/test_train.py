@@ -524,11 +524,12 @@ def test_several_labels_an_image_of_which_the_selection_sees_none(settings, read
     draw, labels = np.random.default_rng(0), np.zeros((40, 3))
     labels[:3] = np.eye(3)
     for split in ("train", "dev", "dev_test", "test"):
-        write_idx(tmp_path / "rare", split, draw.integers(0, 256, (40, 8, 8)), labels)
+        write_idx(tmp_path / "rare", split, draw.integers(0, 256, (40, 8, 8)), labels * ([1, 0, 1] if split == "test" else 1))
     tasks = [{"task": "demo_landsat", "year": 1998}, {"idx": str(tmp_path / "rare"), "year": 2000}]
     train.run(settings(stream=tasks, select={"max_dev": 5}, data={"dir": str(tmp_path / "data")}), tmp_path / "run")
     row = read_run(tmp_path / "run").tasks[1]
     assert row["kind"] == "multi_label" and row["source"] in (None, 0)
+    assert row["labels_left_out"] == 1 and 0 <= row["error"] <= 1  # of test, where one label has no positive example
 
 
 def test_a_run_in_the_present_folder_has_its_name(settings, tmp_path, monkeypatch):
