@@ -137,9 +137,10 @@ def table(results: dict) -> str:
     rows = [template.format(*line) for line in lines]
 
     summary, judged = summarise(tasks, phase), _judged(tasks, phase)
-    ends = [(f"mean error, all tasks ({len(tasks)})", _number(summary["error_all"]))]
+    mean = "partial mean" if results["partial"] else "mean error"
+    ends = [(f"{mean}, all tasks ({len(tasks)})", _number(summary["error_all"]))]
     if judged is not tasks:
-        ends.insert(0, (f"mean error, meta-test tasks * ({len(judged)})", _number(summary["error"])))
+        ends.insert(0, (f"{mean}, meta-test tasks * ({len(judged)})", _number(summary["error"])))
     ends.append(("compute, training only (as in the paper)", human(summary["cflop_paper"])))
     ends.append(("compute, all phases", human(summary["cflop"])))
     if results.get("cflop_pretraining"):
@@ -197,7 +198,8 @@ def comparison(runs: list[dict]) -> dict:
     "baselines": per baseline, {"n", "mean", "sd"} of "error" and "error_all" over its runs, the mean "cflop", and whether it is
     on the Pareto front; where runs differ in their budgets, a baseline at another budget is another baseline;
     "pairs": for every two baselines of one budget the differences of "error", first minus second, over the seeds that both
-    have, and their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with Student's t of n - 1 degrees of freedom;
+    have with the same tasks missing, if any, and their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with
+    Student's t of n - 1 degrees of freedom;
     "tasks": {"n", "mean", "sd"} of the error of each task by baseline; "partial": run name -> its missing tasks.
     Standard deviations are those of a sample (n - 1). What is undefined is None. Raises ValueError when the runs are of
     different streams or phases, or two are of the same baseline and seed.
@@ -305,7 +307,8 @@ def compare(runs: list[dict]) -> str:
 
 def _pair(first: str, second: str, groups: dict[str, dict[int, dict]]) -> dict:
     a, b = groups[first], groups[second]
-    seeds = sorted(seed for seed in a.keys() & b.keys() if None not in (a[seed]["error"], b[seed]["error"]))
+    seeds = sorted(seed for seed in a.keys() & b.keys() if None not in (a[seed]["error"], b[seed]["error"])
+                   and a[seed]["partial"] == b[seed]["partial"])
     differences = [a[seed]["error"] - b[seed]["error"] for seed in seeds]
     spread = _spread(differences)
     interval, verdict = None, "no interval: fewer than two common seeds"

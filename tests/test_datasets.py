@@ -1,7 +1,9 @@
 import gzip
+import hashlib
 import io
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +168,49 @@ def test_slices_of_more_images_than_there_are_are_refused():
     slices = {"train": 60, "dev": 20, "dev_test": 10}
     with pytest.raises(UserError, match="train has 80 images, fewer than the 90"):
         complete({"train": examples(80), "test": examples(5)}, {"slices": slices})
+
+
+@pytest.mark.parametrize("rule, digest", [
+    ({}, "fff5d4ed020e041810727ee9fff540bd"),
+    ({"slices": {"train": 0.7, "dev": 0.15, "dev_test": 0.15}}, "52eb1a52e55fa86f935307dd42e23a83"),
+    ({"domain": True}, "6be69fdf9ecdd1e377e9755a66bcf182"),
+    ({"per_class": {"train": 0.5, "dev": 0.1, "dev_test": 0.1}, "seed": 0}, "bbcf2d709f4ea8ec2d6fa819eed758be"),
+    ({"last_of_class": {"test": 3, "dev": 2, "dev_test": 2}}, "3de81880e8ccda19cc681b8121289662"),
+    ({"permuted": {"train": 0.8, "dev": 0.1, "dev_test": 0.1}, "seed": 7}, "69ebc322cf4969d0c3cf8f5a3d17136a"),
+    ({"drawn_of_class": 20, "seed": 1234, "slices": {"train": 0.7, "dev": 0.15, "dev_test": 0.15}},
+     "e0bee56187c5deac7b6049d60aef9d99"),
+])
+def test_splits_are_the_same_with_every_version_of_numpy(rule, digest):
+    """Digests of the numbers of the images in each split, equal with numpy 1.24 and 2.4."""
+    published = {"train": Examples(np.arange(300)[:, None, None], np.arange(300) * 7 % 11)}
+    if rule.keys() & {"slices", "permuted", "domain"} and "drawn_of_class" not in rule:
+        published["test"] = Examples(np.arange(300, 340)[:, None, None], np.zeros(40, np.int64))
+    splits = complete(published, rule)
+    told = "\n".join(f"{name} {' '.join(map(str, splits[name].images.ravel()))}" for name in datasets.SPLITS)
+    assert hashlib.md5(told.encode()).hexdigest() == digest
+
+
+@pytest.mark.parametrize("reader", ["class_folders", "by_name"])
+def test_splits_do_not_depend_on_the_order_of_the_file_system(tmp_path, monkeypatch, reader):
+    for name in ("a", "10", "2"):
+        write_images(tmp_path / name, *(f"{i}.png" for i in range(20)))
+    dataset = entry(tmp_path, reader=reader, kind="single_label", classes=3)
+    if reader == "by_name":
+        dataset = replace(dataset, options={"parts": [{"pattern": r"(?P<label>\w+)/\d+\.png$"}]})
+
+    def told():
+        return {name: ([str(image) for image in split.images], split.labels.tolist()) for name, split in read(dataset).items()}
+
+    before, walk = told(), os.walk
+
+    def backwards(*arguments, **options):
+        for root, folders, files in walk(*arguments, **options):
+            folders.reverse()
+            files.reverse()
+            yield root, folders, files
+
+    monkeypatch.setattr(os, "walk", backwards)
+    assert told() == before and sum(len(labels) for _, labels in before.values()) == 60
 
 
 # ---- class folders

@@ -166,7 +166,8 @@ def test_table_of_a_partial_run_and_of_meta_train():
     assert lines[0].startswith("PARTIAL: missing data set 0, data set 1,")
     assert max(map(len, lines)) <= 110
     assert not any("meta-test" in line for line in lines)
-    assert "mean error, all tasks (3)                 -" in lines
+    assert "partial mean, all tasks (3)               -" in lines
+    assert not any("mean error" in line for line in lines)
 
 
 def test_load(tmp_path):
@@ -214,6 +215,12 @@ def test_differences_within_noise_and_too_few_seeds():
     assert pair["interval"] is None and pair["verdict"] == "no interval: fewer than two common seeds"
     (pair,) = metrics.comparison([some[0], some[3]])["pairs"]
     assert pair["n"] == 0 and pair["mean"] is None and pair["seeds"] == []
+
+
+def test_runs_that_lack_different_tasks_are_not_paired():
+    some = [run(name, seed, partial=["birds"] * (name == "a" or seed > 1)) for name in "ab" for seed in range(4)]
+    (pair,) = metrics.comparison(some)["pairs"]
+    assert pair["seeds"] == [2, 3]
 
 
 def test_tasks_are_matched_across_orders():
