@@ -71,15 +71,15 @@ def prepare(found: list[DataSet], settings: DataConfig, raw: Path | None = None,
     if raw and not raw.is_dir():
         raise UserError(f"--raw {raw}: no such folder.")
     uses = Counter(file["name"] for dataset in datasets.catalogue(Path(settings.dir)).values() for file in dataset.files)
-    failed = {}
+    failed, hosts = {}, {}
     for number, dataset in enumerate(found, start=1):
         head = f"[{number:>{len(str(len(found)))}}/{len(found)}] {dataset.key}"
         try:
-            meta = cache.meta_of(_prepare_one(dataset, settings, raw, uses, accept_new_checksum))
+            meta = cache.meta_of(_prepare_one(dataset, settings, raw, uses, accept_new_checksum, hosts))
             empty = {split: counts.count(0) for split, counts in meta["class_counts"].items()}
-            told = ", ".join(f"{count} without an image in {split}" for split, count in empty.items() if count)
+            told = ", ".join(f"{count} in {split}" for split, count in empty.items() if count)
             print(f"{head}: ready, {sum(meta['sizes'].values())} images, {meta['num_classes']} classes"
-                  f"{f' ({told})' if told else ''}", flush=True)
+                  f"{f' (without an image: {told})' if told else ''}", flush=True)
         except Exception as error:  # whatever is wrong with one data set, the others can be had
             words = legible(str(error) if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}")
             failed[dataset.key] = words.splitlines()[0]
@@ -89,8 +89,9 @@ def prepare(found: list[DataSet], settings: DataConfig, raw: Path | None = None,
     return failed
 
 
-def _prepare_one(dataset: DataSet, settings: DataConfig, raw: Path | None, uses: Counter, accept_new_checksum: bool) -> Path:
-    """Files first, then the cache, whose folder is returned."""
+def _prepare_one(dataset: DataSet, settings: DataConfig, raw: Path | None, uses: Counter, accept_new_checksum: bool,
+                 hosts: dict[str, str]) -> Path:
+    """Files first, then the cache, whose folder is returned. `hosts`: see `fetch.fetch`."""
     found = cache.folder_of(dataset, settings)
     if cache.meta_of(found):
         return found
@@ -98,16 +99,18 @@ def _prepare_one(dataset: DataSet, settings: DataConfig, raw: Path | None, uses:
     for file in dataset.files if raw and fetch.absent(dataset) else []:
         if not fetch.is_there(dataset.folder, file["name"]) and fetch.link(file, dataset, raw, uses[file["name"]] == 1):
             brought.append(file)
-    reason = None
+    reasons = {}
     for file in fetch.absent(dataset):
-        if not fetch.is_manual(file) and not reason:  # where one fails, its host would keep us waiting for each of the others
+        if not fetch.is_manual(file):
             try:
-                fetch.fetch(file, dataset.folder, accept_new_checksum=accept_new_checksum)
+                fetch.fetch(file, dataset.folder, accept_new_checksum=accept_new_checksum, hosts=hosts)
             except fetch.FetchError as error:
-                reason = str(error).splitlines()[0]
+                reasons.setdefault(error.reason, []).append(file["name"])
     lacking = fetch.absent(dataset)
     if lacking:
-        raise MissingData(f"{reason or f'needs {fetch.few(lacking)}'}\n{fetch.by_hand(lacking, dataset.folder)}")
+        first = f" ({next(iter(reasons))})" if reasons else ""
+        told = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()] if len(reasons) > 1 else []
+        raise MissingData("\n".join([f"lacks {fetch.few(lacking)}{first}", *told, fetch.by_hand(lacking, dataset.folder)]))
     for file in brought:
         if problem := fetch.mismatch(dataset.folder / file["name"], file):
             print(f"{dataset.key}: {file['name']} is another edition than the known one, or damaged ({problem})", flush=True)

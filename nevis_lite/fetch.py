@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -34,7 +34,11 @@ PAGES = (b"<!doctype", b"<html", b"<head", b"<script", b"<!--")
 
 
 class FetchError(MissingData):
-    """A file that no address gives; says why, and what to do by hand."""
+    """A file that no address gives; says why, as `reason` alone does, and what to do by hand."""
+
+    def __init__(self, words: str, reason: str):
+        super().__init__(words)
+        self.reason = reason
 
 
 class _Failed(Exception):
@@ -145,12 +149,14 @@ def link(file: dict, dataset: DataSet, raw: Path, unique: bool, report: Callable
 
 
 def fetch(file: dict, folder: Path, report: Callable = print, sleep: Callable = time.sleep,
-          accept_new_checksum: bool = False) -> Path:
+          accept_new_checksum: bool = False, hosts: dict[str, str] | None = None) -> Path:
     """The path in `folder` of `file`, an entry's {name, url, md5 or sha256, mirrors, manual}, fetched if it isn't there yet.
 
     Its addresses are tried in turn, each again after a wait while the network fails, going on where the last try stopped.
-    FetchError when none gives the file.
+    Calls that share `hosts` {host: why it was given up, "" if it answered} do not wait for the same one twice. FetchError when
+    none gives the file.
     """
+    hosts = {} if hosts is None else hosts
     target = folder / file["name"]
     if target.is_file():
         return target
@@ -158,28 +164,33 @@ def fetch(file: dict, folder: Path, report: Callable = print, sleep: Callable = 
     reasons = []
     for url in _addresses(file):
         try:
-            _get(url, _part(target), file, report, sleep, accept_new_checksum)
+            _get(url, _part(target), file, report, sleep, accept_new_checksum, hosts)
         except _Failed as error:
-            reasons.append(f"{url.partition('//')[2].partition('/')[0] or url}: {error}")
+            reasons.append(f"{_host(url) or url}: {error}")
         else:
             os.replace(_part(target), target)
             return target
-    tried = f"{file['name']} cannot be fetched ({'; '.join(reasons)}).\n" if reasons else ""
-    raise FetchError(tried + by_hand([file], folder))
+    reason = "; ".join(reasons)
+    tried = f"{file['name']} cannot be fetched ({reason}).\n" if reason else ""
+    raise FetchError(tried + by_hand([file], folder), reason)
+
+
+def _host(url: str) -> str:
+    return url.partition("//")[2].partition("/")[0]
 
 
 def _part(target: Path) -> Path:
     return target.with_name(f".{target.name}.part")
 
 
-def _get(url: str, part: Path, file: dict, report: Callable, sleep: Callable, accept: bool):
+def _get(url: str, part: Path, file: dict, report: Callable, sleep: Callable, accept: bool, hosts: dict[str, str]):
     """Fetch one address into `part` and check it; _Failed, with `part` gone, if it isn't the file."""
     resumed = part.exists()
-    _download(url, part, file["name"], sleep)
+    _download(url, part, file["name"], sleep, hosts)
     problem = mismatch(part, file)
     if problem and resumed:  # what an earlier call left may be of another edition
         part.unlink()
-        _download(url, part, file["name"], sleep)
+        _download(url, part, file["name"], sleep, hosts)
         problem = mismatch(part, file)
     if not problem:
         return
@@ -194,15 +205,20 @@ def _get(url: str, part: Path, file: dict, report: Callable, sleep: Callable, ac
                   "--accept-new-checksum takes it")
 
 
-def _download(url: str, part: Path, name: str, sleep: Callable):
+def _download(url: str, part: Path, name: str, sleep: Callable, hosts: dict[str, str]):
     """Bring `part` to the length that the server tells; _Failed when it refuses or the network keeps failing."""
-    tries, longest = 0, 0
+    tries, longest, host = 0, 0, _host(url)
+    if hosts.get(host):
+        raise _Failed(hosts[host])
     while True:
+        waits = WAITS
         try:
             _transfer(url, part, name)
+            hosts[host] = ""
             return
         except HTTPError as error:
             error.close()
+            hosts[host] = ""
             if error.code == 416:  # nothing follows what is there: it is the whole file, or another one
                 if error.headers.get("Content-Range") == f"bytes */{part.stat().st_size}":
                     return
@@ -220,13 +236,16 @@ def _download(url: str, part: Path, name: str, sleep: Callable):
                 raise _Failed(f"its certificate is not valid ({cause.verify_message})") from None
             if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
                 raise  # it is our disk that fails
+            if isinstance(error, URLError) and host not in hosts:  # never reached: no host may be, so be quick about it
+                waits = () if any(hosts.values()) else WAITS[:1]
             reason = str(cause) or type(cause).__name__
         size = part.stat().st_size if part.exists() else 0
         if size > longest:
             tries, longest = 0, size
-        if tries == len(WAITS):
+        if tries >= len(waits):
+            hosts[host] = reason
             raise _Failed(reason)
-        sleep(WAITS[tries])
+        sleep(waits[tries])
         tries += 1
 
 

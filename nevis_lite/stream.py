@@ -302,7 +302,10 @@ def main(argv: list[str] | None = None) -> int:
         add.add_argument("--cache-side", type=int, default=defaults.cache_side, metavar="N",
                          help="data.cache_side of the runs that will use the cache (default: %(default)s)")
     add.add_argument("--raw", type=Path, metavar="DIR", help="link files that already lie in DIR/<key>/ or in DIR")
-    add.add_argument("--stop-at-first", action="store_true", help="stop at the first data set that fails (default: go on)")
+    group = add.add_mutually_exclusive_group()
+    group.add_argument("--stop-at-first", action="store_true", help="stop at the first data set that fails")
+    group.add_argument("--keep-going", dest="stop_at_first", action="store_false", default=False,
+                       help="go on with the others (the default)")
     add.add_argument("--accept-new-checksum", action="store_true", help="take files that were packed anew since we knew them")
     arguments = parser.parse_args(argv)
     try:

@@ -1,6 +1,7 @@
 """Files over HTTP from a server of this machine that misbehaves in every way a real one does."""
 
 import hashlib
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -183,7 +184,43 @@ def test_nobody_listens(get, server):
     port = server.server_port + 1 if server.server_port < 65535 else 1
     with pytest.raises(FetchError, match=f"127.0.0.1:{port}: .*refused"):
         get(f"http://127.0.0.1:{port}/a")
-    assert get.waits == list(fetch.WAITS)
+    assert get.waits == [fetch.WAITS[0]]  # of a host that was never reached less is hoped for
+
+
+def test_a_host_is_waited_for_once_and_others_go_on(server, tmp_path, monkeypatch):
+    """Names that cannot be resolved, a server that is always busy, and one that has files, over calls that share `hosts`."""
+    known, looked_up = socket.getaddrinfo, []
+
+    def look_up(host, *arguments, **options):
+        if not host.endswith(".invalid"):
+            return known(host, *arguments, **options)
+        looked_up.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    hosts, waits = {}, []
+
+    def reason(url, name):
+        try:
+            fetch.fetch({"name": name, "url": url}, tmp_path, sleep=waits.append, hosts=hosts)
+        except FetchError as error:
+            return error.reason
+
+    assert "a.invalid: " in reason("http://a.invalid/1", "1") and "name resolution" in reason("https://a.invalid/2", "2")
+    assert waits == [fetch.WAITS[0]] and looked_up == ["a.invalid"] * 2
+    assert "name resolution" in reason("http://b.invalid/3", "3")
+    assert waits == [fetch.WAITS[0]] and looked_up == ["a.invalid"] * 2 + ["b.invalid"]
+    assert "404" in reason(server.url("/gone", refuse(404)), "4") and reason(server.url("/a", whole), "5") is None
+    for path in ("/busy", "/still"):
+        assert "503" in reason(server.url(path, refuse(503)), "6")
+    assert waits == [fetch.WAITS[0], *fetch.WAITS] and server.asked[2:] == [("/busy", None)] * 4
+
+
+def test_a_host_that_answered_before_is_waited_for_with_patience(get, tmp_path):
+    waits = []
+    with pytest.raises(FetchError, match="refused"):
+        fetch.fetch({"name": "a", "url": "http://127.0.0.1:1/a"}, tmp_path, sleep=waits.append, hosts={"127.0.0.1:1": ""})
+    assert waits == list(fetch.WAITS)
 
 
 def test_silence_ends(server, get, monkeypatch):

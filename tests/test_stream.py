@@ -433,10 +433,10 @@ def web(monkeypatch):
     content = {"net.zip": picture_zip(), "1.zip": picture_zip(), "broken.zip": b"PK no zip"}
     asked = []
 
-    def fetch_file(file, folder, report=print, accept_new_checksum=False):
+    def fetch_file(file, folder, report=print, accept_new_checksum=False, hosts=None):
         asked.append(file["name"])
         if file["name"] not in content:
-            raise fetch.FetchError(f"{file['name']} cannot be fetched (x: HTTP 404).\nby hand")
+            raise fetch.FetchError(f"{file['name']} cannot be fetched (x: HTTP 404).\nby hand", "x: HTTP 404")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / file["name"]).write_bytes(content[file["name"]])
 
@@ -452,7 +452,7 @@ def test_prepare_goes_on_past_what_fails_and_says_what_to_do(tmp_path, catalogue
     assert call(tmp_path, "prepare", "broken", "hand", "parts", "net") == 3
     told = capsys.readouterr().out
     assert "[4/4] net: ready, 24 images, 2 classes" in told and "1 of 4 data sets are ready" in told
-    assert "not a whole archive" in told and "2.zip cannot be fetched (x: HTTP 404)" in told
+    assert "not a whole archive" in told and "parts: lacks 2.zip (x: HTTP 404)\n" in told
     assert f"by hand, into {tmp_path}/data/hand:" in told and "hand.zip: Log in and accept the rules. (http://x/page)" in told
     assert [line.split(":")[0] for line in told.splitlines()[-3:]] == ["  broken", "  hand", "  parts"]
     assert web == ["broken.zip", "1.zip", "2.zip", "net.zip"]
@@ -477,9 +477,40 @@ def test_the_cache_is_the_one_that_training_uses(tmp_path, catalogue, web):
     assert len(list((tmp_path / "data" / "cache").iterdir())) == 2
 
 
-def test_stop_at_first(tmp_path, catalogue, web, capsys):
+def test_stop_at_first_or_keep_going(tmp_path, catalogue, web, capsys):
     assert call(tmp_path, "prepare", "hand", "net", "--stop-at-first") == 3
     assert not web and "net" not in capsys.readouterr().out
+    assert call(tmp_path, "prepare", "hand", "net", "--keep-going") == 3
+    assert web == ["net.zip"] and "net: ready" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        call(tmp_path, "prepare", "net", "--keep-going", "--stop-at-first")
+
+
+def test_every_file_that_lacks_is_told_with_its_reason_and_no_host_waited_for_twice(tmp_path, catalogue, monkeypatch, capsys):
+    """Nothing listens at port 1; the rest of the addresses are none at all."""
+    asked, urlopen = [], fetch.urlopen
+    monkeypatch.setattr(fetch, "urlopen", lambda request, timeout: asked.append(request.host) or urlopen(request, timeout=1))
+    monkeypatch.setattr(fetch, "WAITS", (0, 0, 0))
+    monkeypatch.setenv("no_proxy", "*")
+    catalogue["parts"].files[:] = [
+        {"name": "1.zip", "url": "http://127.0.0.1:1/1"}, {"name": "2.zip", "url": "http://127.0.0.1:1/2"},
+        {"name": "3.zip", "url": "nosuch://y/3"}, {"name": "4.zip", "url": "http://y/page", "manual": "Log in."}]
+    catalogue["net"].files[0]["url"] = "http://127.0.0.2:1/net.zip"
+    catalogue["broken"].files[0]["url"] = "http://127.0.0.1:1/broken.zip"
+    assert call(tmp_path, "prepare", "parts", "net", "broken") == 3
+    assert asked == ["127.0.0.1:1"] * 2 + ["y", "127.0.0.2:1"]
+    told = capsys.readouterr().out
+    assert "parts: lacks 1.zip, 2.zip, 3.zip and 1 more (127.0.0.1:1: [Errno 111] Connection refused)" in told
+    assert "    1.zip, 2.zip: 127.0.0.1:1: [Errno 111] Connection refused\n    3.zip: y: unknown url type: nosuch\n" in told
+    assert "      4.zip: Log in. (http://y/page)" in told and "      2.zip: http://127.0.0.1:1/2" in told
+    assert told.splitlines()[-1] == "  broken: lacks broken.zip (127.0.0.1:1: [Errno 111] Connection refused)"
+
+
+def test_classes_without_an_image_are_counted(tmp_path, catalogue, web, capsys):
+    catalogue["net"] = replace(catalogue["net"], labels=["a", "b", "c"], classes=3)
+    assert call(tmp_path, "prepare", "net") == 0
+    words = "net: ready, 24 images, 3 classes (without an image: 1 in train, 2 in dev, 1 in dev_test, 2 in test)\n"
+    assert words in capsys.readouterr().out  # dev and test have images of one class alone
 
 
 def test_files_at_hand_are_used(tmp_path, catalogue, web, capsys):
