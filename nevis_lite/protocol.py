@@ -132,6 +132,10 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
             raise UserError(f"{task.dataset.folder}: {task.name} is a {task.kind} task, but its labels are {meta['kind']}.")
         if task.part and meta["kind"] == "multi_label":
             raise UserError(f"{task.name}: a data set with several labels an image cannot be split by class.")
+        if task.part and folder and (meta["num_classes"] < 2 or 0 in meta["sizes"].values()):
+            sizes = ", ".join(f"{size} in {name}" for name, size in meta["sizes"].items())
+            raise UserError(f"{task.dataset.folder}: {task.name} has {meta['num_classes']} of the classes and of the images "
+                            f"{sizes}; split the data set into fewer tasks.")
         tasks.append(dataclasses.replace(task, kind=meta["kind"], num_classes=meta["num_classes"]))
     reported = "test" if settings.phase == "meta_test" else "dev_test"
     return Setup(settings, baseline, loaded, tasks, folders, device, reported, networks, pretrained, pretraining_flops,

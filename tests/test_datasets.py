@@ -640,6 +640,16 @@ def test_ycck_becomes_screen_colours():
         np.testing.assert_allclose(read_image(bytes(content)), np.full((16, 16, 3), grey), atol=3)
 
 
+def test_lab_becomes_screen_colours():
+    for lab, colour in (((255, 128, 128), WHITE), ((0, 128, 128), (0, 0, 0)), ((136, 209, 198), RED)):
+        image = Image.new("LAB", (2, 2), lab)
+        try:
+            image.convert("RGB")
+        except ValueError:
+            pytest.skip("this Pillow does not convert LAB")
+        np.testing.assert_allclose(read_image(encoded(image, "TIFF")), np.broadcast_to(colour, (2, 2, 3)), atol=12)
+
+
 def test_black_and_white_are_0_and_255():
     image = Image.new("1", (2, 1))
     image.putpixel((1, 0), 1)

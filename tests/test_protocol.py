@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nevis_lite import baselines, config, cost, data, flops, metrics, models, protocol, stream, train
 from nevis_lite.config import UserError
@@ -73,6 +74,20 @@ def test_a_learner_sees_train_and_dev_of_all_tasks_so_far(settings, tmp_path, mo
     train.run(settings(baseline={"name": "indep", "start": "looking"}, **short), tmp_path / "run")
     sizes = [1000, 300, 1000, 300, 797, 239, 200, 200]
     assert seen == [sizes[:2], sizes[:4], sizes[:6], sizes]
+
+
+@pytest.mark.parametrize("parts, told", [(2, "x 2/2 has 2 of the classes and of the images 4 in train, 0 in dev"),
+                                         (4, "x 1/4 has 1 of the classes")])
+def test_parts_without_images_or_with_one_class_are_refused_before_any_training(settings, tmp_path, parts, told):
+    for split in ("train", "dev", "dev_test", "test"):
+        for name in "abcd":
+            (tmp_path / "x" / split / name).mkdir(parents=True)
+            for number in range(0 if split == "dev" and name in "cd" else 2):
+                Image.new("L", (4, 4), number).save(tmp_path / "x" / split / name / f"{number}.png")
+    tasks = [{"folder": str(tmp_path / "x"), "year": 2020, "split": parts}]
+    with pytest.raises(UserError, match=f"{told}.*fewer tasks"):
+        train.run(settings(stream=tasks, data={"dir": str(tmp_path / "data")}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
