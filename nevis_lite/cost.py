@@ -14,11 +14,12 @@ from nevis_lite import baselines, cache, datasets, fit, flops, metrics, models
 from nevis_lite.baselines import Past
 from nevis_lite.data import EndlessStream, Split
 from nevis_lite.progress import clock
-from nevis_lite.stream import Access
+from nevis_lite.setup import Setup
+from nevis_lite.stream import Access, Task
 
 
-def plan(setup) -> list[dict]:
-    """For each task of a `protocol.Setup`: num_train, and the ledger `flops` that a run without failed trials will have.
+def plan(setup: Setup) -> list[dict]:
+    """For each task of a run: num_train, and the ledger `flops` that a run without failed trials will have.
 
     The choices of start and auxiliary tasks are made for real, on a view whose features are zeros, so that all they look at is
     counted. Two things are known only once the run is over: where batch sizes or networks are searched, `flops` is the
@@ -44,7 +45,7 @@ def plan(setup) -> list[dict]:
     return rows
 
 
-def disk_bytes(setup) -> dict[str, int]:
+def disk_bytes(setup: Setup) -> dict[str, int]:
     """Bytes of the pixel caches, which exist already, and of the run folder (`runs`), which is still to be written."""
     backbone = models.build(setup.config.model.name)
     weights = sum(value.numel() * value.element_size() for value in backbone.state_dict().values())
@@ -57,7 +58,7 @@ def cache_bytes(folder: Path | None) -> int:
     return sum(path.stat().st_size for path in folder.iterdir()) if folder else 0
 
 
-def seconds_of(setup, task, hyperparameters: dict) -> tuple[float, float]:
+def seconds_of(setup: Setup, task: Task, hyperparameters: dict) -> tuple[float, float]:
     """Measured seconds of one training step and of predicting one image, on a task's data, or on others if they aren't here."""
     config, view = setup.config, setup.view(task, [])
     if setup.folders[task.index] is None:
@@ -90,7 +91,7 @@ def seconds_of(setup, task, hyperparameters: dict) -> tuple[float, float]:
     return step, image / len(picks)
 
 
-def table(setup) -> str:
+def table(setup: Setup) -> str:
     """What `--dry-run` prints."""
     config, rows, timed, total_seconds = setup.config, plan(setup), {}, 0.0
     steps, trials = config.fit.steps, config.search.trials

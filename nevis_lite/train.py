@@ -16,10 +16,11 @@ from nevis_lite.config import Config, UserError
 def run(settings: dict | Config, out: str | Path, resume: bool = False) -> dict:
     """Run `settings` into the folder `out` and return the content of its results.json."""
     from nevis_lite import protocol
+    from nevis_lite.setup import set_up
 
     settings = config.from_dict(settings) if isinstance(settings, dict) else settings
     loaded = stream.load(settings.stream, settings.data.dir, settings.phase)
-    return protocol.run(protocol.set_up(settings, loaded), out, resume)
+    return protocol.run(set_up(settings, loaded), out, resume)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,8 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         # says what is missing before torch is loaded
         loaded = stream.load(settings.stream, settings.data.dir, settings.phase, arguments.dry_run)
         from nevis_lite import cost, protocol
+        from nevis_lite.setup import set_up
 
-        setup = protocol.set_up(settings, loaded, arguments.dry_run)
+        setup = set_up(settings, loaded, arguments.dry_run)
         if arguments.dry_run:
             print(cost.table(setup))
             return 0

@@ -13,13 +13,14 @@ from PIL import Image
 
 from nevis_lite import baselines, config, cost, data, flops, metrics, models, protocol, stream, train
 from nevis_lite.config import UserError
+from nevis_lite.setup import set_up as set_up_config
 
 TRIALS = 2
 
 
 def set_up(settings):
     settings = config.from_dict(settings)
-    return protocol.set_up(settings, stream.load(settings.stream, settings.data.dir, settings.phase))
+    return set_up_config(settings, stream.load(settings.stream, settings.data.dir, settings.phase))
 
 
 @pytest.fixture(scope="module")

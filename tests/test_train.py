@@ -97,6 +97,17 @@ def test_killed_in_every_phase_and_resumed_the_run_ends_the_same(config_file, fi
     assert_same(tmp_path / "run", finished("ft-d"))
 
 
+def test_other_pretrained_weights_are_noticed_at_resume(settings, of_baseline, tmp_path):
+    weights = tmp_path / "weights.pt"
+    shutil.copy(of_baseline("pt")["model"]["weights"], weights)
+    changes = {"baseline": "pt", "model": {"weights": str(weights)}}
+    train.run(settings(**changes), tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    shutil.copy(Path(of_baseline("pt")["model"]["weights"]).with_name("002.pt"), weights)
+    with pytest.raises(UserError, match="the data changed since the run began .model.weights"):
+        train.run(settings(**changes), tmp_path / "run", resume=True)
+
+
 @pytest.mark.parametrize("baseline", ["ft-s", "mt", "pt-ft"])
 def test_killed_where_other_candidates_or_tasks_take_part_the_run_ends_the_same(config_file, of_baseline, finished, assert_same,
                                                                                tmp_path, baseline):
