@@ -158,7 +158,7 @@ def _row(task: dict, names: dict[int, str]) -> list[str]:
         "*" if task["meta"] == "test" else "",
         str(task["num_classes"]),
         str(task["num_train"]),
-        _origin(task["source"], names)[:14],
+        _origin(task["source"], names)[:18],
         _number(found.get("lr"), ".2g"),
         _number(found.get("label_smoothing"), ".2f"),
         _number(task["error"]),
