@@ -151,7 +151,7 @@ def test_table():
         "  #  year  task                       classes    train  start                  lr  smooth   error     compute",
         "  0  1998  DIGITS                          10  1281167  scratch             0.012    0.15  0.5000  3.24 TFLOP",
         "  1  2004  A VERY LONG NAME OF A           10  1281167  0 DIGITS            0.012    0.15  0.3000  3.24 TFLOP",
-        "105  2021  FLOWERS                 *       10  1281167  1 A VERY LONG NAM   0.012    0.15  0.1000  3.24 TFLOP",
+        "105  2021  FLOWERS                 *       10  1281167  1 A VERY LONG NAME  0.012    0.15  0.1000  3.24 TFLOP",
         "",
         "mean error, meta-test tasks * (1)         0.1000",
         "mean error, all tasks (3)                 0.3000",
