@@ -13,10 +13,8 @@ import shutil
 import sys
 import tempfile
 import time
-from array import array
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +23,12 @@ from tqdm import tqdm
 from nevis_lite import datasets
 from nevis_lite.config import DataConfig, UserError
 from nevis_lite.datasets import DataSet
-from nevis_lite.pixels import read_image
+from nevis_lite.pixels import read_image, read_shrunk, shrink
 from nevis_lite.raw import legible
+from nevis_lite.readers import Image, in_threads
 from nevis_lite.splits import Examples
 
-CACHE_FORMAT = 3  # raise it when the files' meaning changes: old caches are then built anew
+CACHE_FORMAT = 4  # raise it when the files' meaning changes: old caches are then built anew
 BAD_SHARE = 0.001  # more broken images than this are an error
 
 
@@ -51,9 +50,14 @@ def _fingerprint(dataset: DataSet) -> str:
              dataset.dedupe]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for path in datasets.files_below(dataset.folder):
-        status = path.stat()
-        digest.update(os.fsencode(path.relative_to(dataset.folder)) + f" {status.st_size} {status.st_mtime_ns}\n".encode())
+        status = os.stat(path)
+        digest.update(_below(dataset.folder, path) + f" {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:12]
+
+
+def _below(folder: Path, path: str) -> bytes:
+    """The name of a file as bytes, from `folder` on, with the same slashes on every system."""
+    return os.fsencode(path.removeprefix(f"{folder}{os.sep}").replace(os.sep, "/"))
 
 
 def prepare(dataset: DataSet, config: DataConfig) -> Path:
@@ -74,13 +78,14 @@ def prepare(dataset: DataSet, config: DataConfig) -> Path:
         _check_labels(examples.labels, classes, f"{dataset.folder}, {name}")
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
     try:
-        content, sides, sizes, bad, copies = hashlib.sha256(), array("l"), {}, [], []
+        content, sides, sizes, bad, copies = hashlib.sha256(), 0, {}, [], []
         seen = np.empty(0, np.uint64)  # what tells the pixels of the splits so far
         total = sum(len(examples) for examples in splits.values())
         with tqdm(total=total, desc=f"caching {dataset.name}", unit=" images", disable=None, leave=False) as bar:
             for name, examples in splits.items():
-                kept, prints, broken = _write_split(building, name, examples, config.cache_side, content, sides, bar)
+                kept, prints, broken, shorter = _write_split(building, name, examples, config.cache_side, content, bar)
                 sizes[name] = len(kept)
+                sides += shorter
                 bad += broken
                 copies += [_row(name, examples, kept[place], "an image of an earlier split has the same pixels")
                            for place in np.flatnonzero(np.isin(prints, seen))]
@@ -94,7 +99,7 @@ def prepare(dataset: DataSet, config: DataConfig) -> Path:
         meta = {"name": dataset.name, "kind": "multi_label" if splits["train"].labels.ndim == 2 else "single_label",
                 "num_classes": classes, "classes": datasets.class_names(dataset, splits), "sizes": sizes, "skipped": len(bad),
                 "copies": Counter(row["split"] for row in copies),
-                "resolution": round(float(np.mean(sides)), 1), "cache_side": config.cache_side,
+                "resolution": round(sides / sum(sizes.values()), 1), "cache_side": config.cache_side,
                 "class_counts": {name: _class_counts(np.load(building / f"{name}.labels.npy"), classes) for name in splits},
                 "splits": {name: _order_digest(examples, dataset.folder) for name, examples in splits.items()},
                 "sha256": content.hexdigest()}
@@ -139,8 +144,7 @@ def _order_digest(examples: Examples, folder: Path) -> str:
         if isinstance(image, np.ndarray):
             digest.update(np.ascontiguousarray(image))
         else:
-            name = image.relative_to(folder).as_posix() if isinstance(image, Path) else str(image)
-            digest.update(name.encode("utf-8", "surrogateescape") + b"\n")
+            digest.update(_below(folder, str(image)) + b"\n")
         digest.update(label.tobytes())
     return digest.hexdigest()[:12]
 
@@ -165,56 +169,72 @@ def _row(split: str, examples: Examples, number: int, error: str) -> dict:
     return {"split": split, "image": name, "error": error}
 
 
-def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, content, sides: array,
-                 bar) -> tuple[array, np.ndarray, list[dict]]:
-    """Write one split's three files; feed the digest `content` and the native `sides`.
+def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, content,
+                 bar) -> tuple[np.ndarray, np.ndarray, list[dict], int]:
+    """Write one split's three files and feed the digest `content`.
 
-    Returns the numbers of the images that can be read, eight bytes that tell the pixels of each, and a row for each other one.
+    Returns the numbers of the images that can be read, eight bytes that tell the pixels of each, a row for each other one, and
+    the sum of the native shorter sides.
     """
-    index, kept, prints, bad, offset = array("q"), array("l"), array("Q"), [], 0  # tuples would take a gigabyte for ImageNet
-    with open(folder / f"{name}.pixels", "wb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
-        numbers = iter(range(len(examples)))
-        while chunk := list(islice(numbers, 512)):  # a bounded number of decoded images in memory
-            for number, decoded in zip(chunk, pool.map(lambda i: _decode(examples.images[i], cache_side), chunk), strict=True):
-                bar.update()
-                if isinstance(decoded, OSError):
-                    bad.append(_row(name, examples, number, legible(str(decoded))))
-                    continue
-                pixels, side = decoded
-                file.write(pixels.tobytes())
-                index.extend((offset, *pixels.shape))
-                kept.append(number)
-                sides.append(side)
-                offset += pixels.size
-                content.update(pixels)
-                pixels_digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=8)
-                pixels_digest.update(pixels)
-                prints.frombytes(pixels_digest.digest())
-        if not offset:
-            raise UserError(f"No image of the {name} split can be read, for example {bad[0]['image']} ({bad[0]['error']}).")
-    labels = examples.labels[np.frombuffer(kept, kept.typecode)]
-    content.update(np.ascontiguousarray(labels))
-    np.save(folder / f"{name}.index.npy", np.frombuffer(index, np.int64).reshape(-1, 4))
-    np.save(folder / f"{name}.labels.npy", labels)
-    return kept, np.frombuffer(prints, np.uint64), bad
+    images, index = examples.images, np.zeros((len(examples), 4), np.int64)
+    prints, bad, offset, sides = np.zeros(len(examples), np.uint64), [], 0, 0
+    with open(folder / f"{name}.pixels", "wb") as file:
+        decoded = in_threads(lambda numbers: _decode([images[number] for number in numbers], cache_side), _order(images))
+        for number, found in decoded:
+            bar.update()
+            if isinstance(found, OSError):
+                bad.append(_row(name, examples, number, legible(str(found))))
+                continue
+            pixels, side, digest = found
+            file.write(pixels)
+            content.update(digest)
+            index[number] = offset, *pixels.shape
+            prints[number] = int.from_bytes(digest[:8], "big")
+            offset += pixels.size
+            sides += side
+    if not offset:
+        raise UserError(f"No image of the {name} split can be read, for example {bad[0]['image']} ({bad[0]['error']}).")
+    kept = np.flatnonzero(index[:, 1])
+    for what, values in (("index", index[kept]), ("labels", np.ascontiguousarray(examples.labels[kept]))):
+        content.update(values)
+        np.save(folder / f"{name}.{what}.npy", values)
+    return kept, prints[kept], bad, sides
 
 
-def _decode(image, cache_side: int) -> tuple[np.ndarray, int] | OSError:
-    """Pixels (H, W, 1 or 3) with the shorter side capped, and the native shorter side."""
-    try:
-        pixels = image if isinstance(image, np.ndarray) else read_image(image) if isinstance(image, Path) else image.load()
-    except OSError as error:
-        return error
-    if pixels.ndim == 2:
-        pixels = pixels[..., None]
-    height, width = pixels.shape[:2]
-    if cache_side and min(height, width) > cache_side:
-        from PIL import Image
+def _order(images) -> np.ndarray:
+    """Numbers of the images by file, which is about how these lie in their archive; so parts of a file follow each other."""
+    if isinstance(images[0], np.ndarray):
+        return np.arange(len(images))
+    return np.argsort(np.array([getattr(image, "name", image) for image in images], object), kind="stable")
 
-        scale = cache_side / min(height, width)
-        size = max(1, round(width * scale)), max(1, round(height * scale))
-        pixels = np.asarray(Image.fromarray(pixels.squeeze()).resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0))
-        pixels = pixels.reshape(size[1], size[0], -1)
-    if pixels.shape[2] == 3 and (pixels[..., 0] == pixels[..., 1]).all() and (pixels[..., 0] == pixels[..., 2]).all():
-        pixels = pixels[..., :1]
-    return np.ascontiguousarray(pixels), min(height, width)
+
+def _decode(images: list, cache_side: int) -> list[tuple[np.ndarray, int, bytes] | OSError]:
+    """Of each image the pixels (H, W, 1 or 3), the shorter side capped; the native shorter side; and a digest of the pixels."""
+    photo = lru_cache(maxsize=1)(lambda raw, name: read_image(raw.read(name)))  # of which several parts may follow each other
+
+    def shrunk(image) -> tuple[np.ndarray, int]:
+        match image:
+            case str():
+                return read_shrunk(image, cache_side)
+            case Image(change=None):
+                return read_shrunk(image.raw.read(image.name), cache_side)
+            case Image():
+                pixels = image.change(photo(image.raw, image.name))
+            case np.ndarray():
+                pixels = image
+            case _:
+                pixels = image.load()
+        if not pixels.size:
+            raise OSError("it has no pixels")
+        return shrink(pixels, cache_side), min(pixels.shape[:2])
+
+    found = []
+    for image in images:
+        try:
+            pixels, side = shrunk(image)
+            digest = hashlib.sha256(repr(pixels.shape).encode())
+            digest.update(pixels)
+            found.append((pixels, side, digest.digest()))
+        except OSError as error:
+            found.append(error)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def _unexpected(dataset: DataSet, meta: dict) -> str:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in datasets.files_below(folder))
+    return sum(map(os.path.getsize, datasets.files_below(folder)))
 
 
 def prepare(found: list[DataSet], settings: DataConfig, raw: Path | None = None, accept_new_checksum: bool = False,

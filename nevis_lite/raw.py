@@ -19,7 +19,6 @@ import struct
 import subprocess
 import tarfile
 import tempfile
-import threading
 import weakref
 import zipfile
 import zlib
@@ -49,9 +48,8 @@ class Raw:
         place = tempfile.TemporaryDirectory(prefix="nevis_lite-", dir=scratch)
         self._scratch = Path(self._resources.enter_context(place)).absolute()
         self._count = itertools.count()
-        self._lock = threading.Lock()
         self._loose = {}  # name -> its path below the folder, which differs where the name isn't UTF-8
-        self._where = {}  # name -> str: such a path; Path: in scratch; (descriptor, size, offset) in a tar; (zip, member)
+        self._where = {}  # name -> str: such a path; Path: in scratch; (function, *arguments): what reads an archive's member
         self._links = {}  # name -> (archive, path) for a link in a tar whose file lies elsewhere
         for root, folders, files in os.walk(self.folder, followlinks=True):
             folders[:] = sorted(name for name in folders if not is_litter(name))
@@ -76,11 +74,7 @@ class Raw:
         try:
             if isinstance(where, (str, Path)):
                 return (self.folder / where).read_bytes()
-            if isinstance(where[0], int):
-                return _read_at(*where)
-            archive, member = where
-            with self._lock:  # one file position for all members
-                return archive.read(member)
+            return where[0](*where[1:])
         except DAMAGED as error:
             raise OSError(f"{name}: {error}") from None
 
@@ -98,7 +92,7 @@ class Raw:
         shown, kind = self.folder / name, Path(name).suffix.lower()
         try:
             if kind == ".zip":
-                self._add_zip(name, self._resources.enter_context(zipfile.ZipFile(path)))
+                self._add_zip(name, path)
             elif kind == ".rar":
                 self._add_folder(name, self._unrar(shown, path))
             else:
@@ -127,12 +121,18 @@ class Raw:
             del self._where[name]
             self._add_archive(name, copy)
 
-    def _add_zip(self, name: str, archive: zipfile.ZipFile):
+    def _add_zip(self, name: str, path: Path):
+        file = self._resources.enter_context(open(path, "rb"))
+        archive = zipfile.ZipFile(file)
         members = {_zip_name(member): member for member in archive.infolist() if not member.is_dir()}
         for inner, member in sorted(members.items()):
             if not is_litter(inner):
                 self._refuse(name, inner, member.file_size, min(LARGEST_MEMBER, _most(member.compress_size)))
-                self._add_member(name, inner, (archive, member), member.file_size)
+                where = archive.read, member
+                if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not member.flag_bits & 1:  # encrypted
+                    where = (_read_zipped, file.fileno(), member.compress_size, member.header_offset,
+                             member.file_size, member.compress_type, member.CRC)
+                self._add_member(name, inner, where, member.file_size)
 
     def _add_tar(self, name: str, path: Path):
         file = self._resources.enter_context(open(path, "rb"))
@@ -143,29 +143,35 @@ class Raw:
         handle = file.fileno()
         file.seek(begin)
         with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
-            members = {_tar_name(member.name): member for member in archive if not is_litter(member.name)}
+            files, links = {}, {}  # name -> (size, offset); name -> target
+            for member in archive:
+                archive.members.clear()  # where it would keep them all
+                if is_litter(member.name):
+                    continue
+                inner = _tar_name(member.name)
+                files.pop(inner, None), links.pop(inner, None)  # of several members of a name the last one counts
+                if member.isreg():
+                    files[inner] = member.size, member.offset_data
+                elif member.islnk() or member.issym():  # a link counts as the file that it leads to
+                    links[inner] = _target(member)
             end = os.pread(handle, 512, archive.offset)
         if end.strip(b"\0") or 0 < len(end) < 512:  # zeros, or nothing at all
             raise EOFError("it breaks off or is damaged")
-        files = {inner: member for inner, member in members.items() if member.isreg()}
-        links = {inner: _target(member) for inner, member in members.items() if member.islnk() or member.issym()}
-        for inner in links:  # a link counts as the file that it leads to
-            target, seen = links[inner], set()
+        for inner, target in links.items():
+            seen = set()
             while target in links and target not in seen:  # a chain; a circle ends nowhere
                 seen.add(target)
                 target = links[target]
             if target in files:
-                members[inner] = files[target]
+                files[inner] = files[target]
             else:
                 self._links[f"{name}/{inner}"] = (name, target)
-        for inner, member in sorted(members.items()):
-            if member.isreg():
-                self._refuse(name, inner, member.size, LARGEST_MEMBER)
-                file.seek(member.offset_data + 257)
-                if inner.lower().endswith(".tar") and file.read(5) == b"ustar":  # in place: ImageNet's 1000 tars are 138 GB
-                    self._add_tar_at(f"{name}/{inner}", file, member.offset_data)
-                else:
-                    self._add_member(name, inner, (handle, member.size, member.offset_data), member.size)
+        for inner, (size, offset) in sorted(files.items()):
+            self._refuse(name, inner, size, LARGEST_MEMBER)
+            if inner.lower().endswith(".tar") and os.pread(handle, 5, offset + 257) == b"ustar":
+                self._add_tar_at(f"{name}/{inner}", file, offset)  # in place: ImageNet's 1000 tars are 138 GB
+            else:
+                self._add_member(name, inner, (_read_at, handle, size, offset), size)
 
     def _refuse(self, archive: str, inner: str, size: int, most: int):
         if size > most:
@@ -261,6 +267,17 @@ def _read_at(handle: int, size: int, offset: int) -> bytes:
         parts.append(part)
         size, offset = size - len(part), offset + len(part)
     return b"".join(parts)
+
+
+def _read_zipped(handle: int, packed: int, offset: int, size: int, kind: int, crc: int) -> bytes:
+    """A member of a zip, as zipfile reads it but for its one file position, for which threads would wait."""
+    lengths = struct.unpack("<26x2H", os.pread(handle, 30, offset))  # of the name and of the extra field before the content
+    content = _read_at(handle, packed, offset + 30 + sum(lengths))
+    if kind == zipfile.ZIP_DEFLATED:
+        content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, max(1, size))  # no more than it claims to be
+    if zlib.crc32(content) != crc:
+        raise zipfile.BadZipFile("bad CRC-32")
+    return content
 
 
 def legible(name: str) -> str:

@@ -13,8 +13,8 @@ import hashlib
 import io
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -23,6 +23,8 @@ import numpy as np
 from nevis_lite.config import UserError
 from nevis_lite.pixels import read_image
 from nevis_lite.raw import Raw
+
+CHUNK = 16  # images that a thread decodes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,25 @@ def label_matrix(labels: list, order: list | str | None, classes: int) -> np.nda
     return matrix
 
 
+def in_threads(work: Callable[[Sequence], list], items: Sequence) -> Iterator[tuple]:
+    """Each of `items` with its place in `work(some items in a row)`, in their order.
+
+    The threads are never far ahead of who takes the results, so that these need little memory.
+    """
+    pool, waiting = ThreadPoolExecutor(os.cpu_count()), deque()
+    try:
+        for begin in range(0, len(items), CHUNK):
+            chunk = items[begin:begin + CHUNK]
+            waiting.append((chunk, pool.submit(work, chunk)))
+            if len(waiting) > 2 * os.cpu_count():
+                chunk, future = waiting.popleft()
+                yield from zip(chunk, future.result(), strict=True)
+        for chunk, future in waiting:
+            yield from zip(chunk, future.result(), strict=True)
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C doesn't wait for what is queued
+
+
 def first_copies(images: list, labels: np.ndarray) -> np.ndarray:
     """Indices of the images that are no exact copy (pixels and label) of an earlier one; broken files are kept for later."""
     def digest(index: int) -> bytes:
@@ -122,9 +143,8 @@ def first_copies(images: list, labels: np.ndarray) -> np.ndarray:
         return hashlib.md5(pixels.tobytes() + labels[index].tobytes()).digest()
 
     seen = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for index, key in enumerate(pool.map(digest, range(len(images)), chunksize=64)):
-            seen.setdefault(key, index)
+    for index, key in in_threads(lambda some: list(map(digest, some)), range(len(images))):
+        seen.setdefault(key, index)
     return np.array(sorted(seen.values()))
 
 

@@ -21,7 +21,7 @@ TRAIN_DEV = {"train": 0.80, "dev": 0.20}  # official validation (used as dev_tes
 
 @dataclass
 class Examples:
-    """One split: `images` are paths, references or uint8 arrays; `labels` (N,) class ids or (N, C) zeros and ones."""
+    """One split: `images` are paths (str), references or uint8 arrays; `labels` (N,) class ids or (N, C) zeros and ones."""
 
     images: Sequence
     labels: np.ndarray

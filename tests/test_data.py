@@ -4,7 +4,9 @@ import json
 import math
 import os
 import random
+import signal
 import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,12 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from published import write
 
-from nevis_lite import data
+from nevis_lite import cache, data
 from nevis_lite.cache import prepare
 from nevis_lite.config import DataConfig, UserError
 from nevis_lite.data import EndlessStream, Split, crop_and_resize, generator, random_boxes, to_input
 from nevis_lite.datasets import SPLITS, DataSet
+from nevis_lite.raw import Raw
 
 FULL_RANGE = (0.08, 1.0)
 
@@ -219,6 +223,96 @@ def test_shrinking_averages_rather_than_picks(tmp_path):
     checks = np.indices((80, 80)).sum(axis=0) % 2 * 255
     (small,) = stored(split_of(tmp_path, [checks, checks], DataConfig(dir=str(tmp_path), cache_side=10)))[:1]
     assert small.shape == (10, 10, 1) and abs(small.astype(int) - 127).max() <= 2
+
+
+def jpeg(pixels, folder: Path) -> Path:
+    """One file, which `folder` has as an image of each of two classes."""
+    for name in ("a", "b"):
+        for number in range(12):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / name / f"{number}.jpg", quality=90)
+    return folder / "a" / "0.jpg"
+
+
+def landscape(height: int, width: int) -> np.ndarray:
+    """Colours that change over tens of pixels, and grain."""
+    rough = Image.fromarray(noise(height // 40, width // 40, 3)).resize((width, height), Image.Resampling.BICUBIC)
+    return (np.asarray(rough) * 0.9 + noise(height, width, 3) * 0.1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.parametrize("height, width, apart", [(70, 64, 0), (119, 119, 0), (121, 187, 8), (241, 963, 8), (805, 603, 8)])
+def test_a_photo_is_shrunk_as_pillow_does_it_at_once(tmp_path, grey, height, width, apart):
+    """Bit for bit, unless its shorter side is at least six times the cap: then a JPEG may be decoded without its details."""
+    pixels = landscape(height, width)
+    path = jpeg(pixels[..., 0] if grey else pixels, tmp_path / "x")
+    split = Split(prepare(entry(tmp_path / "x"), DataConfig(dir=str(tmp_path), cache_side=20)), "train", torch.device("cpu"))
+    with Image.open(path) as image:
+        scale = 20 / min(image.size)
+        wanted = np.asarray(image.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR))
+    difference = stored(split)[0].astype(int) - (wanted[..., None] if grey else wanted)
+    assert abs(difference).max() <= apart and abs(difference).mean() <= apart / 8
+    assert split.meta["resolution"] == min(height, width)
+
+
+def test_the_number_of_threads_does_not_matter(tmp_path, monkeypatch):
+    source, found = class_folders(tmp_path / "pets", [noise(9, 5 + number % 40, 3, seed=number) for number in range(90)]), []
+    for threads in (1, 7):
+        monkeypatch.setattr(os, "cpu_count", lambda threads=threads: threads)
+        folder = prepare(entry(source), DataConfig(dir=str(tmp_path / str(threads)), cache_side=8))
+        found.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert found[0] == found[1] and len(found[0]) == 3 * 4 + 2
+
+
+def test_a_photo_with_several_boxes_is_decoded_once(tmp_path, config, monkeypatch):
+    photos = {f"{name}.png": noise(30, 40, 3, seed=number) for number, name in enumerate("abc")}
+    boxes = [(name, 3 * place, place, 8 + place, 6) for place in range(5) for name in photos]  # photo after photo, five times
+    images = [{"id": name, "file_name": name} for name in photos]
+    annotations = [{"image_id": name, "bbox": box, "category_id": number % 2} for number, (name, *box) in enumerate(boxes)]
+    index = json.dumps({"images": images, "annotations": annotations})
+    write(tmp_path / "pets", {f"{split}.json": index for split in SPLITS})
+    write(tmp_path / "pets", {f"{split}/{name}": png(pixels) for split in SPLITS for name, pixels in photos.items()})
+    parts = [{"index": f"/{split}.json$", "folder": split, "split": split} for split in SPLITS]
+    dataset = entry(tmp_path / "pets", reader="coco_objects", kind="single_label", classes=2, labels="number",
+                    options={"smallest": 1, "parts": parts})
+    reads, read = [], Raw.read
+    monkeypatch.setattr(Raw, "read", lambda raw, name: reads.append(name) or read(raw, name))
+    split = Split(prepare(dataset, config), "train", torch.device("cpu"))
+    assert sorted(name for name in reads if name.endswith("png")) == sorted(f"{split}/{n}" for split in SPLITS for n in photos)
+    assert split.labels.tolist() == [number % 2 for number in range(15)]
+    for found, (name, left, top, width, height) in zip(stored(split), boxes, strict=True):
+        np.testing.assert_array_equal(found, photos[name][top:top + height, left:left + width])
+
+
+def test_ctrl_c_ends_a_build_at_once_and_leaves_nothing(tmp_path, config, monkeypatch):
+    source, decoded, read = class_folders(tmp_path / "pets", [[[1]]] * 400), [], cache.read_shrunk
+
+    def interrupted(path, side):
+        decoded.append(path)
+        if len(decoded) == 50:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.001)
+        return read(path, side)
+
+    monkeypatch.setattr(cache, "read_shrunk", interrupted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(entry(source), config)
+    assert list((tmp_path / "cache").iterdir()) == [] and len(decoded) < 300
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of other systems are text")
+def test_names_that_are_not_utf8(tmp_path, config):
+    source = class_folders(tmp_path / "pets", [noise(3, 3, 3)] * 2)
+    os.rename(source / "train" / "c0" / "00000.png", os.fsencode(source / "train" / "c0") + b"/b\xe4r.png")
+    assert len(Split(prepare(entry(source), config), "train", torch.device("cpu"))) == 2
+
+
+def test_images_without_a_pixel_are_broken(tmp_path, config):
+    for split in SPLITS:
+        write_idx(tmp_path / "x", split, np.zeros((4, 0, 2)), [0, 1, 0, 1])
+    with pytest.raises(UserError, match="No image of the train split can be read.*no pixels"):
+        prepare(entry(tmp_path / "x"), config)
 
 
 def many_images(folder: Path, count: int, broken: int) -> Path:

@@ -223,7 +223,7 @@ def test_class_folders_with_all_splits(tmp_path):
     splits = read(entry(tmp_path))
     assert list(splits) == list(datasets.SPLITS)
     for number, (name, split) in enumerate(splits.items(), start=1):
-        assert [path.relative_to(tmp_path).parts for path in split.images] == (
+        assert [Path(path).relative_to(tmp_path).parts for path in split.images] == (
             [(name, "cat", f"{i}.png") for i in range(number)] + [(name, "dog", "a.png"), (name, "dog", "b.png")])
         assert split.labels.tolist() == [0] * number + [1, 1]
     assert datasets.num_classes(entry(tmp_path), splits) == 2
@@ -241,7 +241,7 @@ def test_numbered_classes_are_in_natural_order(tmp_path):
     for name in names:
         write_images(tmp_path / name, "x.png")
     images = datasets.read_class_folders(tmp_path)["train"].images
-    assert [path.parent.name for path in images] == ["1", "2", "10", "b", "class9", "class10"]
+    assert [Path(path).parent.name for path in images] == ["1", "2", "10", "b", "class9", "class10"]
 
 
 def test_litter_of_operating_systems_is_no_image_and_no_class(tmp_path):
@@ -255,16 +255,16 @@ def test_litter_of_operating_systems_is_no_image_and_no_class(tmp_path):
     write_images(tmp_path / "train" / "b", "x.png")
     splits = datasets.read_class_folders(tmp_path)
     assert list(splits) == ["train"]
-    assert [path.relative_to(tmp_path).as_posix() for path in splits["train"].images] == ["train/a/x.png", "train/b/x.png"]
+    assert splits["train"].images == [str(tmp_path / "train" / name / "x.png") for name in "ab"]
 
 
 def test_suffixes_and_sub_folders_do_not_matter(tmp_path):
-    names = ("A.JPG", "b.Jpeg", "c", "d.old.png", "e.PNG", "sub/f.tif")
+    names = ["A.JPG", "b.Jpeg", "c", "d.old.png", "e.PNG", "sub/f.tif", "sub.png"]  # a folder goes by its own name
     (tmp_path / "one" / "sub").mkdir(parents=True)
     write_images(tmp_path / "one", *names)
     write_images(tmp_path / "two", "x.png")
     images = datasets.read_class_folders(tmp_path)["train"].images
-    assert [path.relative_to(tmp_path / "one").as_posix() for path in images[:-1]] == sorted(names)
+    assert images[:-1] == [str(tmp_path / "one" / name) for name in names]
     assert all(read_image(path).shape == (2, 2, 3) for path in images)
 
 
@@ -474,7 +474,7 @@ def test_the_reader_is_told_by_the_files(tmp_path):
     for name in ("a", "b"):
         write_images(tmp_path / "folders" / name, *(f"{i}.png" for i in range(12)))
     assert isinstance(read(entry(tmp_path / "idx"))["train"].images, np.ndarray)
-    assert isinstance(read(entry(tmp_path / "folders"))["train"].images[0], Path)
+    assert isinstance(read(entry(tmp_path / "folders"))["train"].images[0], str)
     with pytest.raises(UserError, match="unknown reader idxx; did you mean idx"):
         read(entry(tmp_path / "idx", reader="idxx"))
     with pytest.raises(UserError, match="no file is named like"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from published import number_of
 
-from nevis_lite import datasets, fetch, train
+from nevis_lite import config, datasets, fetch, setup, stream, train
 from nevis_lite.splits import SPLITS
 
 MODULES = [importlib.import_module(path.stem) for path in sorted(Path(__file__).parent.glob("published_*.py"))]
@@ -100,7 +100,7 @@ def expected(key: str, published: dict) -> dict:
 def found(examples, mode: str) -> list:
     rows = []
     for image, label in zip(examples.images, examples.labels, strict=True):
-        if isinstance(image, Path):
+        if isinstance(image, str):
             pixels = datasets.read_image(image)
         else:
             pixels = image if isinstance(image, np.ndarray) else image.load()
@@ -123,16 +123,20 @@ def test_a_small_copy_is_read_right(key, tmp_path):
     assert datasets.num_classes(dataset, splits) == CLASSES[key]
 
 
-@pytest.fixture(scope="module")
-def copies(tmp_path_factory):
-    """A data folder with a small copy of every data set."""
-    root = tmp_path_factory.mktemp("copies")
+def publish(root: Path):
+    """Make `root` a data folder with a small copy of every data set."""
     catalogue = datasets.catalogue(root)
     for key, layout in LAYOUTS.items():
         (root / key).mkdir()
         layout(root / key)
         for file in fetch.absent(catalogue[key]):  # Brodatz's other textures, UIUC's other archives: any will do
             shutil.copy(root / key / catalogue[key].files[0]["name"], root / key / file["name"])
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    root = tmp_path_factory.mktemp("copies")
+    publish(root)
     return root
 
 
@@ -148,6 +152,18 @@ def test_a_run_over_all_106_tasks_ends_with_a_row_for_each(copies, tmp_path):
     assert len(rows) == 106 and results["partial"] == [] and sum(row["meta"] == "test" for row in rows) == 27
     assert all(row["error"] is not None and 0 <= row["error"] <= 1 for row in rows)
     assert sum(row["occurrence"] == 2 for row in rows) == 9
+
+
+def test_opening_a_prepared_stream_reads_no_pixels(copies):
+    settings = config.from_dict({"stream": "full", "model": {"name": "resnet8"}, "data": {"dir": str(copies)}, "device": "cpu"})
+    prepared = setup.set_up(settings, stream.load("full", copies))
+    hidden = [path.rename(path.with_suffix(".hidden")) for path in (copies / "cache").rglob("*.pixels")]
+    opened = setup.set_up(settings, stream.load("full", copies))
+    for path in hidden:
+        path.rename(path.with_suffix(".pixels"))
+    assert len(hidden) == 4 * len(LAYOUTS)
+    assert opened.folders == prepared.folders and opened.tasks == prepared.tasks
+    assert all(opened.size(task.index, name) > 0 for task in opened.tasks for name in SPLITS)
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
+import io
 import os
 import shutil
 import struct
 import subprocess
 import sys
 import tarfile
+import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import real_rar
@@ -143,6 +146,40 @@ def test_litter_is_ignored(tmp_path):
     members = dict.fromkeys(litter, "x") | {"a/1.jpg": "one"}
     write(tmp_path, {"x.zip": zipped(members), "x.tar": tarred(members)} | {f"loose/{name}": "x" for name in members})
     assert sorted(Raw(tmp_path).names) == ["loose/a/1.jpg", "x.tar/a/1.jpg", "x.zip/a/1.jpg"]
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_threads_may_read_one_zip(tmp_path, kind):
+    wanted = {f"x.zip/{number}": bytes([number]) * number * 100 for number in range(250)}
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", kind) as archive:
+        for name, content in wanted.items():
+            member = zipfile.ZipInfo(name.removeprefix("x.zip/"))
+            member.extra = struct.pack("<HH", 0x9999, 5) + b"extra"
+            archive.writestr(member, content, kind)
+    raw = Raw(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        assert dict(zip(wanted, pool.map(raw.read, wanted), strict=True)) == wanted
+
+
+def test_a_zip_member_that_is_larger_than_it_claims_is_an_os_error(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.jpg", b"A" * 5000)
+    content = (tmp_path / "x.zip").read_bytes()
+    assert content.count(struct.pack("<I", 5000)) == 2
+    (tmp_path / "x.zip").write_bytes(content.replace(struct.pack("<I", 5000), struct.pack("<I", 50)))
+    with pytest.raises(OSError, match="x.zip/a.jpg.*CRC"):
+        Raw(tmp_path).read("x.zip/a.jpg")
+
+
+def test_of_several_members_of_a_name_the_last_one_counts(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name, content in (("a", "old"), ("b", "old"), ("c", "kept"), ("a", "new"), ("b", None), ("d", None), ("d", "new")):
+            member = tarfile.TarInfo(name)
+            if content is None:
+                member.type, member.linkname = tarfile.SYMTYPE, "c"
+            member.size = len(content or "")
+            archive.addfile(member, io.BytesIO((content or "").encode()))
+    assert contents(Raw(tmp_path)) == {"x.tar/a": b"new", "x.tar/b": b"kept", "x.tar/c": b"kept", "x.tar/d": b"new"}
 
 
 def zip_of(name: bytes, marked: bool, content=b"x") -> bytes:
