@@ -103,12 +103,12 @@ def open_full():
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from test_published import publish
 
-    from nevis_lite import protocol
+    from nevis_lite.setup import set_up
 
     with tempfile.TemporaryDirectory() as folder:
         publish(Path(folder))
         settings = config.from_dict({"stream": "full", "data": {"dir": folder}, "device": "cpu"})
-        protocol.set_up(settings, stream.load("full", folder))  # builds the caches
+        set_up(settings, stream.load("full", folder))  # builds the caches
         opened = []
         sys.addaudithook(lambda event, values: opened.append(str(values[0])) if event == "open" else None)
 
@@ -116,7 +116,7 @@ def open_full():
             return len([cache.meta_of(cache.prepare(task.dataset, settings.data)) for task in stream.load("full", folder)])
 
         seconds = [statistics.median(timed(work)[0] for _ in range(5))
-                   for work in (sizes, lambda: protocol.set_up(settings, stream.load("full", folder)))]
+                   for work in (sizes, lambda: set_up(settings, stream.load("full", folder)))]
         print(f"opening the prepared stream of {sizes()} tasks: {seconds[0]:.2f} s, and with the network that the run counts "
               f"FLOPs on {seconds[1]:.2f} s; files of pixels read: {sum(path.endswith('.pixels') for path in opened)}")
 

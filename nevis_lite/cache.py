@@ -202,10 +202,10 @@ def _write_split(folder: Path, name: str, examples: Examples, cache_side: int, c
 
 
 def _order(images) -> np.ndarray:
-    """Numbers of the images by file, which is about how these lie in their archive; so parts of a file follow each other."""
-    if isinstance(images[0], np.ndarray):
+    """Numbers of the images as they are best read: references by name, as files lie in archives, parts of a photo in a row."""
+    if isinstance(images[0], (np.ndarray, str)):
         return np.arange(len(images))
-    return np.argsort(np.array([getattr(image, "name", image) for image in images], object), kind="stable")
+    return np.argsort(np.array([image.name for image in images], object), kind="stable")
 
 
 def _decode(images: list, cache_side: int) -> list[tuple[np.ndarray, int, bytes] | OSError]:

@@ -301,13 +301,6 @@ def test_ctrl_c_ends_a_build_at_once_and_leaves_nothing(tmp_path, config, monkey
     assert list((tmp_path / "cache").iterdir()) == [] and len(decoded) < 300
 
 
-@pytest.mark.skipif(os.name != "posix", reason="names of other systems are text")
-def test_names_that_are_not_utf8(tmp_path, config):
-    source = class_folders(tmp_path / "pets", [noise(3, 3, 3)] * 2)
-    os.rename(source / "train" / "c0" / "00000.png", os.fsencode(source / "train" / "c0") + b"/b\xe4r.png")
-    assert len(Split(prepare(entry(source), config), "train", torch.device("cpu"))) == 2
-
-
 def test_images_without_a_pixel_are_broken(tmp_path, config):
     for split in SPLITS:
         write_idx(tmp_path / "x", split, np.zeros((4, 0, 2)), [0, 1, 0, 1])
