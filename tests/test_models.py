@@ -74,7 +74,8 @@ def test_names_of_other_libraries():
 
 
 @pytest.mark.parametrize("name, num_features", [("torchvision/resnet18", 512), ("torchvision/mobilenet_v3_small", 1024),
-                                                ("torchvision/vgg11", 4096), ("timm/resnet10t", 512)])
+                                                ("torchvision/vgg11", 4096), ("timm/resnet10t", 512),
+                                                pytest.param("timm/dm_nfnet_f0", 3072, marks=pytest.mark.slow)])
 def test_networks_of_other_libraries(name, num_features):
     state = torch.get_rng_state()
     first, again = (models.build(name, 5, seeded(1)).eval() for _ in range(2))
