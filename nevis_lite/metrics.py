@@ -1,6 +1,6 @@
 """The numbers of NEVIS'22 (arXiv 2211.11747): error of a task, mean error and compute of a stream, runs side by side.
 
-Only numpy is needed, so that a finished run can be read anywhere: `python -m nevis_lite.metrics RUN... [--json]`.
+Only numpy is needed, so that a run can be read anywhere, also while it goes on: `python -m nevis_lite.metrics RUN...`.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,14 @@ import numpy as np
 # Two-sided 95 % quantile of Student's t for 1 to 9 degrees of freedom. For more, the last one is kept: the interval is
 # then a little too wide, never too narrow.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+# The mean S_Ts error of three seeds of Indep on FULL had a standard deviation of 0.003 (paper). Chance alone seldom makes the
+# errors of two single runs differ by more than twice that of a difference.
+SEED_NOISE = 2 * math.sqrt(2) * 0.003
+
+RUN_KEYS = ("name", "stream", "phase", "baseline", "seed", "trials", "steps", "partial", "tasks")
+TASK_KEYS = ("index", "task", "name", "year", "occurrence", "domain", "kind", "num_classes", "num_train", "resolution", "meta",
+             "error", "source", "auxiliaries", "scores", "hyperparameters", "flops", "curve")
 
 
 # ---- one task -------------------------------------------------------------------------------------------------------
@@ -49,16 +58,19 @@ def average_precision(scores: np.ndarray, positives: np.ndarray) -> float | None
     return float(np.sum(np.diff(recall, prepend=0.0) * true_positives / (last + 1)))
 
 
-def mean_average_precision(scores: np.ndarray, labels: np.ndarray) -> tuple[float | None, int]:
+def mean_average_precision(
+    scores: np.ndarray, labels: np.ndarray, map_zero: bool = False
+) -> tuple[float | None, int]:
     """(mAP, number of classes without a positive example): the mean of `average_precision` over the other classes.
 
     `scores` (N, C), `labels` (N, C), 0 or 1. mAP is None when no class has a positive example. A class without one is
-    left out, where scikit-learn and the reference count it as 0. Raises ValueError as `average_precision` does.
+    left out; `map_zero` counts it as 0, as scikit-learn and the reference do. Raises ValueError as `average_precision` does.
     """
     scores, labels = _checked(scores, labels, 2, 2)
     values = [average_precision(scores[:, c], labels[:, c]) for c in range(scores.shape[1])]
     defined = [value for value in values if value is not None]
-    return _mean(defined), len(values) - len(defined)
+    undefined = len(values) - len(defined)
+    return mean_of(defined + [0.0] * undefined if map_zero else defined), undefined
 
 
 def multi_label_error(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -95,11 +107,82 @@ def _checked(scores: np.ndarray, labels: np.ndarray, ndim: int, label_ndim: int)
 
 
 def load(run_dir: str | Path) -> dict:
-    """The content of `results.json` in the folder of a run; FileNotFoundError when it is not there."""
+    """The content of `results.json` in the folder of a run, with its summary made anew from the rows.
+
+    Of a run that goes on or was stopped: what its finished tasks give so far, with "unfinished": {"done", "planned"}, numbers
+    of tasks; its mean errors are None, with a "reason", since they'd be over other tasks than those of the whole run. What is
+    NaN in a file is None here. FileNotFoundError when there is no run; ValueError, one sentence, when its files make no sense.
+    """
     path = Path(run_dir) / "results.json"
     if not path.is_file():
-        raise FileNotFoundError(f"No finished run in {run_dir}: it holds no results.json.")
-    return json.loads(path.read_text(encoding="utf-8"))
+        return _load_unfinished(Path(run_dir))
+    results = _parsed(path.read_text(encoding="utf-8"), path)
+    _check(results, path)
+    return results | summarise(results["tasks"], results["phase"])
+
+
+def _load_unfinished(folder: Path) -> dict:
+    path, rows = folder / "environment.json", folder / "tasks.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(f"No run in {folder}: it holds neither a results.json nor an environment.json.")
+    begun = _parsed(path.read_text(encoding="utf-8"), path)
+    if "head" not in begun:
+        raise ValueError(f"{path}: does not say what run this is; when it has been finished (--resume), results.json will.")
+    lines = rows.read_text(encoding="utf-8").split("\n")[:-1] if rows.is_file() else []  # the last one may be half written
+    tasks = [_parsed(line, f"{rows}, line {count}") for count, line in enumerate(lines, start=1)]
+    results = {"name": folder.resolve().name, **begun["head"], "tasks": tasks}
+    _check(results, rows)
+    return results | summarise(tasks, results["phase"]) | {
+        "error": None, "error_all": None, "unfinished": {"done": len(tasks), "planned": begun["planned"]},
+        "reason": f"unfinished: {len(tasks)} of {begun['planned']} tasks are done"}
+
+
+def _parsed(text: str, where: Path | str) -> dict:
+    try:
+        content = json.loads(text, parse_constant=lambda name: None)  # NaN and infinities
+    except ValueError as error:
+        raise ValueError(f"{where}: damaged, or no JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{where}: holds no JSON object.")
+    return content
+
+
+def _check(results: dict, path: Path) -> None:
+    lacking = [key for key in RUN_KEYS if key not in results]
+    if lacking:
+        raise ValueError(f"{path}: is not of a run: it lacks {', '.join(lacking)}.")
+    if not isinstance(results["tasks"], list) or not all(isinstance(row, dict) for row in results["tasks"]):
+        raise ValueError(f"{path}: its tasks are no list of rows.")
+    seen = set()
+    for count, row in enumerate(results["tasks"], start=1):
+        lacking = [key for key in TASK_KEYS if key not in row]
+        if lacking:
+            raise ValueError(f"{path}: row {count} of the tasks lacks {', '.join(lacking)}.")
+        if row["index"] in seen:
+            raise ValueError(f"{path}: has two rows of task {row['index']} ({row['name']}); remove the one that is wrong.")
+        seen.add(row["index"])
+        counts, numbers = row["flops"], (row["error"], row["num_train"], row["resolution"])
+        if ("train" not in counts or not all(isinstance(value, int | float) for value in counts.values())
+                or not all(isinstance(value, int | float | None) for value in numbers)):
+            raise ValueError(f"{path}: error, size, resolution or FLOPs of task {row['index']} ({row['name']}) are no numbers.")
+
+
+def with_reference_map(results: dict) -> dict:
+    """A run as the reference counts mAP, where a class without a positive example has a precision of 0.
+
+    With U ("labels_left_out") of C classes without one, a multi-label error e becomes 1 - (1 - e) (C - U) / C.
+    """
+    tasks = [{**task, **_reference_map(task)} if task["kind"] == "multi_label" else task for task in results["tasks"]]
+    summary = {} if "unfinished" in results else summarise(tasks, results["phase"])
+    return {**results, **summary, "tasks": tasks}
+
+
+def _reference_map(task: dict) -> dict:
+    if task["error"] is None:
+        return {}
+    if "labels_left_out" not in task:
+        return {"error": None, "reason": "its row does not say how many labels were left out of the mAP"}
+    return {"error": 1 - (1 - task["error"]) * (1 - task["labels_left_out"] / task["num_classes"])}
 
 
 def summarise(tasks: list[dict], phase: str) -> dict:
@@ -110,8 +193,8 @@ def summarise(tasks: list[dict], phase: str) -> dict:
     paper counts. Every task weighs the same. A mean is None when there is no task or the error of one is undefined.
     """
     return {
-        "error": _mean([task["error"] for task in _judged(tasks, phase)]),
-        "error_all": _mean([task["error"] for task in tasks]),
+        "error": mean_of([task["error"] for task in judged_tasks(tasks, phase)]),
+        "error_all": mean_of([task["error"] for task in tasks]),
         "cflop": sum(sum(task["flops"].values()) for task in tasks),
         "cflop_paper": sum(task["flops"]["train"] for task in tasks),
     }
@@ -128,25 +211,31 @@ def human(flops: float) -> str:
 def table(results: dict) -> str:
     """The content of `results.json` as text of at most 110 columns: a row per task, then the summary."""
     tasks, phase = results["tasks"], results["phase"]
-    names = {task["index"]: _name(task) for task in tasks}
+    names = {task["index"]: name_of(task) for task in tasks}
     header = ["#", "year", "task", "", "classes", "train", "start", "lr", "smooth", "error", "compute"]
-    lines = [header, *(_row(task, names) for task in tasks)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    # Names, in columns 2 and 6, are aligned to the left, numbers to the right.
-    template = "  ".join(f"{{:{'<' if i in (2, 6) else '>'}{width}}}" for i, width in enumerate(widths))
-    rows = [template.format(*line) for line in lines]
+    rows = columns([header, *(_row(task, names) for task in tasks)], left=(2, 6))
 
-    summary, judged = summarise(tasks, phase), _judged(tasks, phase)
-    mean = "partial mean" if results["partial"] else "mean error"
-    ends = [(f"{mean}, all tasks ({len(tasks)})", _number(summary["error_all"]))]
+    summary, judged = summarise(tasks, phase), judged_tasks(tasks, phase)
+    unfinished = results.get("unfinished")
+    mean = "partial mean" if results["partial"] else "mean so far" if unfinished else "mean error"
+    ends = [(f"{mean}, all tasks ({len(tasks)})", shown(summary["error_all"]))]
     if judged is not tasks:
-        ends.insert(0, (f"{mean}, meta-test tasks * ({len(judged)})", _number(summary["error"])))
+        ends.insert(0, (f"{mean}, meta-test tasks * ({len(judged)})", shown(summary["error"])))
     ends.append(("compute, training only (as in the paper)", human(summary["cflop_paper"])))
     ends.append(("compute, all phases", human(summary["cflop"])))
     if results.get("cflop_pretraining"):
         ends.append(("compute of the pretrained weights, beside", human(results["cflop_pretraining"])))
-    missing = f"PARTIAL: missing {', '.join(results['partial'])}" if results["partial"] else ""
-    return "\n".join([*textwrap.wrap(missing, 110), *rows, "", *(f"{label:<42}{value}" for label, value in ends)])
+    marks = [f"PARTIAL: missing {', '.join(results['partial'])}"] if results["partial"] else []
+    marks += ["UNFINISHED: {done} of {planned} tasks are done".format(**unfinished)] if unfinished else []
+    marks = [line for mark in marks for line in textwrap.wrap(mark, 110)]
+    return "\n".join([*marks, *rows, "", *(f"{label:<42}{value}" for label, value in ends)])
+
+
+def columns(rows: list[list[str]], left: tuple[int, ...]) -> list[str]:
+    """Rows of cells as lines with aligned columns: those in `left`, names, to the left, and numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    template = "  ".join(f"{{:{'<' if i in left else '>'}{width}}}" for i, width in enumerate(widths))
+    return [template.format(*row) for row in rows]
 
 
 def _row(task: dict, names: dict[int, str]) -> list[str]:
@@ -159,9 +248,9 @@ def _row(task: dict, names: dict[int, str]) -> list[str]:
         str(task["num_classes"]),
         str(task["num_train"]),
         _origin(task["source"], names)[:18],
-        _number(found.get("lr"), ".2g"),
-        _number(found.get("label_smoothing"), ".2f"),
-        _number(task["error"]),
+        shown(found.get("lr"), ".2g"),
+        shown(found.get("label_smoothing"), ".2f"),
+        shown(task["error"]),
         human(sum(task["flops"].values())),
     ]
 
@@ -171,20 +260,33 @@ def _origin(source: int | str | None, names: dict[int, str]) -> str:
     return "scratch" if source is None else f"{source} {names[source]}" if source in names else source
 
 
-def _judged(tasks: list[dict], phase: str) -> list[dict]:
+def judged_tasks(tasks: list[dict], phase: str) -> list[dict]:
     """The tasks whose mean error is the result of the run."""
     return [task for task in tasks if phase == "meta_test" and task["meta"] == "test"] or tasks
 
 
-def _name(task: dict) -> str:
+def by_identity(tasks: list[dict]) -> dict[tuple, dict]:
+    """{what tells a task in any order of its stream: its row}. An index doesn't, nor does an occurrence.
+
+    Two folders of the user's that share a name and a year are told apart by their order.
+    """
+    seen, found = Counter(), {}
+    for task in tasks:
+        identity = task["task"], name_of(task), task["year"]
+        found[(*identity, seen[identity])] = task
+        seen[identity] += 1
+    return found
+
+
+def name_of(task: dict) -> str:
     return task.get("name") or task["task"]
 
 
-def _number(value: float | None, spec: str = ".4f") -> str:
+def shown(value: float | None, spec: str = ".4f") -> str:
     return "-" if value is None else format(value, spec)
 
 
-def _mean(values: list[float | None]) -> float | None:
+def mean_of(values: list[float | None]) -> float | None:
     values = np.array(values, dtype=np.float64)  # None becomes NaN
     return float(values.mean()) if values.size and np.isfinite(values).all() else None
 
@@ -195,58 +297,66 @@ def _mean(values: list[float | None]) -> float | None:
 def comparison(runs: list[dict]) -> dict:
     """Several runs of one stream and phase, each the content of a `results.json`, grouped by baseline.
 
-    "baselines": per baseline, {"n", "mean", "sd"} of "error" and "error_all" over its runs, the mean "cflop", and whether it is
-    on the Pareto front; where runs differ in their budgets, a baseline at another budget is another baseline;
+    "baselines": per baseline, {"n", "mean", "sd"} of "error" and "error_all" over its finished runs, the mean "cflop", and
+    whether it is on the Pareto front; where runs differ in their budgets, a baseline at another budget is another baseline;
     "pairs": for every two baselines of one budget the differences of "error", first minus second, over the seeds that both
     have with the same tasks missing, if any, and their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with
-    Student's t of n - 1 degrees of freedom;
-    "tasks": {"n", "mean", "sd"} of the error of each task by baseline; "partial": run name -> its missing tasks.
-    Standard deviations are those of a sample (n - 1). What is undefined is None. Raises ValueError when the runs are of
-    different streams or phases, or two are of the same baseline and seed.
+    Student's t of n - 1 degrees of freedom; the verdict on a single seed of FULL or SHORT goes by SEED_NOISE;
+    "tasks": {"n", "mean", "sd"} of the error of each task by baseline; "partial": run name -> its missing tasks; "unfinished":
+    run name -> numbers of tasks, as `load` has them. Standard deviations are those of a sample (n - 1). What is undefined is
+    None. Raises ValueError when the runs are of different streams or phases, or two are of the same baseline and seed.
     """
-    if any((run["stream"], run["phase"]) != (runs[0]["stream"], runs[0]["phase"]) for run in runs):
+    whole = [run for run in runs if not run["partial"] and "unfinished" not in run]
+    if (len({(run["stream"], run["phase"]) for run in runs}) > 1
+            or len({frozenset(by_identity(run["tasks"])) for run in whole}) > 1):
         raise ValueError("These runs are of different streams or phases: their errors cannot be compared.")
-    several = len({_budget(run) for run in runs}) > 1
-    labels = [run["baseline"] + (f", {_budget(run)}" if several else "") for run in runs]
+    labels = labels_of(runs)
     groups: dict[str, dict[int, dict]] = {}
     for run, label in zip(runs, labels, strict=True):
         seeds = groups.setdefault(label, {})
         if run["seed"] in seeds:
             raise ValueError(f"Two runs of {label} have seed {run['seed']}: name only one of them.")
         seeds[run["seed"]] = run
-    means = {name: (_mean([run["cflop"] for run in seeds.values()]), _mean([run["error"] for run in seeds.values()]))
-             for name, seeds in groups.items()}
-    front = pareto({name: point for name, point in means.items() if None not in point})
-    budgets = {name: _budget(next(iter(seeds.values()))) for name, seeds in groups.items()}
+    baselines = {label: averages(list(seeds.values())) for label, seeds in groups.items()}
+    points = {label: (group["cflop"], group["error"]["mean"]) for label, group in baselines.items()}
+    front = pareto({label: point for label, point in points.items() if None not in point})
+    budgets = {label: _budget(next(iter(seeds.values()))) for label, seeds in groups.items()}
 
-    tasks: dict[tuple, dict] = {}  # not by index: another order of the stream gives the same task another index
+    tasks: dict[tuple, dict] = {}
     for run, label in zip(runs, labels, strict=True):
-        for row in run["tasks"]:
+        for identity, row in by_identity(run["tasks"]).items():
             task = tasks.setdefault(
-                (row["task"], row["occurrence"]),
-                {"year": row["year"], "task": _name(row), "errors": {baseline: [] for baseline in groups}},
+                identity, {"year": row["year"], "task": name_of(row), "errors": {label: [] for label in groups}}
             )
             task["errors"][label].append(row["error"])
     for task in tasks.values():
-        task["errors"] = {baseline: _spread(values) for baseline, values in task["errors"].items()}
+        task["errors"] = {label: spread_of(values) for label, values in task["errors"].items()}
 
     return {
         "partial": {run["name"]: run["partial"] for run in runs if run["partial"]},
-        "baselines": {
-            baseline: {
-                "error": _spread([run["error"] for run in seeds.values()]),
-                "error_all": _spread([run["error_all"] for run in seeds.values()]),
-                "cflop": means[baseline][0],
-                "pareto": baseline in front,
-            }
-            for baseline, seeds in groups.items()
-        },
+        "unfinished": {run["name"]: run["unfinished"] for run in runs if "unfinished" in run},
+        "baselines": {label: {**group, "pareto": label in front} for label, group in baselines.items()},
         "pairs": [
             _pair(first, second, groups)
             for first, second in itertools.combinations(groups, 2)
             if budgets[first] == budgets[second]
         ],
         "tasks": list(tasks.values()),
+    }
+
+
+def labels_of(runs: list[dict]) -> list[str]:
+    """What each run is called beside the others: its baseline, with the budget where they have several."""
+    several = len({_budget(run) for run in runs}) > 1
+    return [run["baseline"] + (f", {_budget(run)}" if several else "") for run in runs]
+
+
+def averages(runs: list[dict]) -> dict:
+    """{"n", "mean", "sd"} of "error" and "error_all" over the finished ones of some runs, and their mean "cflop"."""
+    finished = [run for run in runs if "unfinished" not in run]
+    return {
+        **{key: spread_of([run[key] for run in finished]) for key in ("error", "error_all")},
+        "cflop": mean_of([run["cflop"] for run in finished]),
     }
 
 
@@ -263,6 +373,23 @@ def _budget(run: dict) -> str:
     return f"{run['trials']} x {run['steps']:,} updates"
 
 
+AVERAGES = ("runs", "error", "sd", "error, all tasks", "sd", "compute, all phases")
+
+
+def average_cells(group: dict) -> list[str]:
+    """`averages` as cells under the header AVERAGES."""
+    errors = [shown(group[key][part]) for key in ("error", "error_all") for part in ("mean", "sd")]
+    return [str(group["error"]["n"]), *errors, "-" if group["cflop"] is None else human(group["cflop"])]
+
+
+def marks_of(runs: list[dict]) -> list[str]:
+    """What a reader must know before the numbers of some runs."""
+    partial = [f"**PARTIAL**: {run['name']} misses {', '.join(run['partial'])}" for run in runs if run["partial"]]
+    unfinished = [(run["name"], run["unfinished"]) for run in runs if "unfinished" in run]
+    return partial + ["**UNFINISHED**: {} has done {done} of {planned} tasks and is not in the means".format(name, **tasks)
+                      for name, tasks in unfinished]
+
+
 def compare(runs: list[dict]) -> str:
     """`comparison` as GitHub markdown: baselines, paired differences, errors by task if there are at most 8 baselines.
 
@@ -270,38 +397,27 @@ def compare(runs: list[dict]) -> str:
     """
     found = comparison(runs)
     baselines = found["baselines"]
-    parts = [f"**PARTIAL**: {name} misses {', '.join(missing)}" for name, missing in found["partial"].items()]
-    rows = [
-        [
-            baseline,
-            str(group["error"]["n"]),
-            *(_number(group[key][part]) for key in ("error", "error_all") for part in ("mean", "sd")),
-            human(group["cflop"]),
-            "*" if group["pareto"] else "",
-        ]
-        for baseline, group in baselines.items()
-    ]
-    header = ["baseline", "runs", "error", "sd", "error, all tasks", "sd", "compute, all phases", "Pareto front"]
-    parts.append(_markdown(header, rows))
+    rows = [[baseline, *average_cells(group), "*" if group["pareto"] else ""] for baseline, group in baselines.items()]
+    parts = [*marks_of(runs), markdown(["baseline", *AVERAGES, "Pareto front"], rows)]
     rows = [
         [
             f"{pair['first']} - {pair['second']}",
             " ".join(f"{seed}: {value:+.4f}" for seed, value in zip(pair["seeds"], pair["differences"], strict=True)),
-            _number(pair["mean"], "+.4f"),
-            _number(pair["sd"]),
+            shown(pair["mean"], "+.4f"),
+            shown(pair["sd"]),
             "-" if pair["interval"] is None else "{:+.4f} to {:+.4f}".format(*pair["interval"]),
             pair["verdict"],
         ]
         for pair in found["pairs"]
     ]
     if rows:
-        parts.append(_markdown(["difference of error", "by seed", "mean", "sd", "95 % interval", ""], rows))
+        parts.append(markdown(["difference of error", "by seed", "mean", "sd", "95 % interval", ""], rows))
     rows = [
-        [str(task["year"]), task["task"], *(_mean_and_sd(task["errors"][baseline]) for baseline in baselines)]
+        [str(task["year"]), task["task"], *(mean_and_sd(task["errors"][baseline]) for baseline in baselines)]
         for task in found["tasks"]
     ]
     if len(baselines) <= 8:
-        parts.append(_markdown(["year", "task", *baselines], rows))
+        parts.append(markdown(["year", "task", *baselines], rows))
     return "\n\n".join(parts)
 
 
@@ -310,9 +426,11 @@ def _pair(first: str, second: str, groups: dict[str, dict[int, dict]]) -> dict:
     seeds = sorted(seed for seed in a.keys() & b.keys() if None not in (a[seed]["error"], b[seed]["error"])
                    and a[seed]["partial"] == b[seed]["partial"])
     differences = [a[seed]["error"] - b[seed]["error"] for seed in seeds]
-    spread = _spread(differences)
+    spread = spread_of(differences)
     interval, verdict = None, "no interval: fewer than two common seeds"
-    if spread["n"] > 1:
+    if spread["n"] == 1:
+        verdict = verdict_of_one(differences[0], a[seeds[0]])
+    elif spread["n"] > 1:
         half = _T95[min(spread["n"] - 1, len(_T95)) - 1] * spread["sd"] / spread["n"] ** 0.5
         interval = [spread["mean"] - half, spread["mean"] + half]
         better = first if spread["mean"] < 0 else second
@@ -321,37 +439,62 @@ def _pair(first: str, second: str, groups: dict[str, dict[int, dict]]) -> dict:
     return {**pair, **spread, "interval": interval, "verdict": verdict}
 
 
-def _spread(values: list[float | None]) -> dict:
-    mean = _mean(values)
+def verdict_of_one(difference: float, run: dict) -> str:
+    """What to make of the difference between `run` and one other run, where the seeds of the paper can stand for ours."""
+    stream = run["stream"].split(" (")[0]
+    if stream not in ("full", "short") or run["phase"] != "meta_test" or run["partial"]:
+        return "no interval: one seed"
+    place = "within" if abs(difference) < SEED_NOISE else "beyond"
+    return f"no interval: one seed; {place} {SEED_NOISE:.4f}, the noise of the paper's seeds"
+
+
+def spread_of(values: list[float | None]) -> dict:
+    mean = mean_of(values)
     sd = float(np.std(values, ddof=1)) if mean is not None and len(values) > 1 else None
     return {"n": len(values), "mean": mean, "sd": sd}
 
 
-def _mean_and_sd(spread: dict) -> str:
-    return _number(spread["mean"]) if spread["sd"] is None else f"{spread['mean']:.4f} ± {spread['sd']:.4f}"
+def mean_and_sd(spread: dict) -> str:
+    return shown(spread["mean"]) if spread["sd"] is None else f"{spread['mean']:.4f} ± {spread['sd']:.4f}"
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
+def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
+def describe(runs: list[dict], more: bool = False) -> tuple[dict, str]:
+    """What the command shows of runs, as plain values and as text; ValueError when they cannot be compared."""
+    from nevis_lite import analysis  # which builds on this module
+
+    if len(runs) == 1:
+        found, text = runs[0], table(runs[0])
+    elif len({run["stream"] for run in runs}) > 1:
+        found, text = {"variants": analysis.variants(runs)}, analysis.variant_table(runs)
+    else:
+        found, text = comparison(runs), compare(runs)
+    if more:
+        extra = analysis.more(runs)
+        found, text = {**found, "more": extra}, f"{text}\n\n{analysis.more_text(runs, extra)}"
+    return found, text
+
+
 def main(argv: list[str] | None = None) -> None:
-    """`python -m nevis_lite.metrics RUN... [--json]`; exits with 2 when a run cannot be read or compared."""
+    """`python -m nevis_lite.metrics RUN... [--more] [--json]`; exits with 2 when a run cannot be read or compared."""
     parser = argparse.ArgumentParser(
         prog="python -m nevis_lite.metrics", description="Show a run, or compare several.", allow_abbrev=False
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, also of one that goes on")
+    parser.add_argument("--more", action="store_true", help="regret, forward transfer, slices and who learned from whom, too")
+    parser.add_argument("--map-zero", action="store_true", help="mAP as in the reference: 0 for a class without positives")
     parser.add_argument("--json", action="store_true", help="print JSON: results.json of one run, or the comparison")
     args = parser.parse_args(argv)
     try:
         runs = [load(run) for run in args.runs]
-        if args.json:
-            print(json.dumps(runs[0] if len(runs) == 1 else comparison(runs), indent=1, allow_nan=False))
-        else:
-            print(table(runs[0]) if len(runs) == 1 else compare(runs))
-    except (FileNotFoundError, ValueError) as problem:
+        found, text = describe([with_reference_map(run) for run in runs] if args.map_zero else runs, args.more)
+    except (OSError, ValueError) as problem:
         print(problem, file=sys.stderr)
         sys.exit(2)
+    print(json.dumps(found, indent=1, allow_nan=False) if args.json else text)
 
 
 if __name__ == "__main__":

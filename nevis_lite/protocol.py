@@ -24,7 +24,7 @@ from nevis_lite.config import UserError
 from nevis_lite.data import EndlessStream
 from nevis_lite.progress import Progress
 from nevis_lite.run_folder import RunFolder, write_atomic, write_json
-from nevis_lite.setup import Setup, environment
+from nevis_lite.setup import Setup, environment, head
 from nevis_lite.stream import Task
 
 
@@ -78,11 +78,8 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") 
                 setup.opened.clear()  # frees the memory of the task before
                 folder.append("tasks", _learn_and_judge(session, task))
                 session.save(task.index + 1)
-        results = {"name": folder.path.resolve().name, "stream": setup.stream.name, "phase": setup.config.phase,
-                   "baseline": setup.baseline.label, "seed": setup.config.seed,
-                   "trials": setup.config.search.trials, "steps": setup.config.fit.steps,
-                   "partial": [task.name for task in setup.stream.missing],
-                   **metrics.summarise(folder.rows["tasks"], setup.config.phase), "cflop_pretraining": setup.pretraining_flops,
+        results = {"name": folder.path.resolve().name, **head(setup),
+                   **metrics.summarise(folder.rows["tasks"], setup.config.phase),
                    "seconds": round(session.total_seconds(), 1), "device": setup.device_name, "tasks": folder.rows["tasks"]}
         write_json(folder.path / "results.json", results)
         return results

@@ -168,8 +168,10 @@ def _indep(settings: Config, tasks: list[Task]) -> dict[int, Path]:
         return {}
     try:
         results = metrics.load(folder)
+        if "unfinished" in results:
+            raise UserError(f"the run in {folder} is {results['reason']}; finish it with --resume.")
         theirs = config.from_dict(config.read_yaml((Path(folder) / "config.yaml").read_text(encoding="utf-8"), folder)).model
-    except (OSError, UserError) as error:
+    except (OSError, UserError, ValueError) as error:
         raise UserError(f"select.indep_run: {error}") from None
     ours = settings.model
     if not results["baseline"].startswith("indep") or (theirs.name, theirs.image_size) != (ours.name, ours.image_size):
@@ -188,8 +190,15 @@ def _only_announced(dataset: DataSet, settings: Config) -> bool:
     return bool(dataset.images) and cache.meta_of(cache.folder_of(dataset, settings.data)) is None
 
 
+def head(setup: Setup) -> dict:
+    """What `results.json` says of the run beside what comes out of it."""
+    return {"stream": setup.stream.name, "phase": setup.config.phase, "baseline": setup.baseline.label,
+            "seed": setup.config.seed, "trials": setup.config.search.trials, "steps": setup.config.fit.steps,
+            "partial": [task.name for task in setup.stream.missing], "cflop_pretraining": setup.pretraining_flops}
+
+
 def environment(setup: Setup, command: str) -> dict:
-    """What a reader of the numbers needs to know, and the digests of the data that a resume checks."""
+    """What a reader of the numbers needs to know, also before `results.json` is there, and the digests that a resume checks."""
     root = Path(nevis_lite.__file__).resolve().parent.parent
     try:
         revision = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty", "--abbrev=12"], check=True,
@@ -200,6 +209,7 @@ def environment(setup: Setup, command: str) -> dict:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "device": setup.device_name, "cpus": os.cpu_count(),
             "platform": platform.platform(), "python": platform.python_version(), "torch": torch.__version__,
             "torchvision": torchvision.__version__, "numpy": numpy.__version__,
+            "head": head(setup), "planned": len(setup.tasks),
             "data": {f"{task.index} {task.task}": Split(folder, "train", setup.device).meta["sha256"]
                      for task, folder in zip(setup.tasks, setup.folders, strict=True)} | _digests(setup.config)}
 

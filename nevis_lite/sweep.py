@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             folders.append(folder)
     if len(folders) > 1:
         try:
-            print(f"\n{metrics.compare([metrics.load(folder) for folder in folders])}")
+            print(f"\n{metrics.describe([metrics.load(folder) for folder in folders])[1]}")
         except ValueError as error:
             print(error)
     if failed:

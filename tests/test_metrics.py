@@ -6,52 +6,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from made_runs import row, run, write, write_unfinished
 from scipy import stats
 from sklearn.metrics import average_precision_score
 
 from nevis_lite import metrics
-
-
-def row(index, task, year, error, source=None, meta="train", train=3e12):
-    return {
-        "index": index,
-        "task": task,
-        "name": task.upper(),
-        "year": year,
-        "occurrence": 0,
-        "meta": meta,
-        "num_classes": 10,
-        "num_train": 1281167,
-        "error": error,
-        "source": source,
-        "hyperparameters": {"lr": 0.012345, "label_smoothing": 0.15},
-        "flops": {"train": int(train), "validate": 10**11, "select": 10**11, "predict": 4 * 10**10},
-    }
-
-
-def run(baseline="ft-d", seed=0, errors=(0.5, 0.3, 0.1), **changes):
-    tasks = [
-        row(0, "digits", 1998, errors[0]),
-        row(1, "a very long name of a data set", 2004, errors[1], source=0),
-        row(105, "flowers", 2021, errors[2], source=1, meta="test"),
-    ]
-    results = {
-        "name": f"{baseline}-{seed}",
-        "stream": "short",
-        "phase": "meta_test",
-        "baseline": baseline,
-        "seed": seed,
-        "trials": 3,
-        "steps": 100,
-    }
-    return {**results, "partial": [], "tasks": tasks, **metrics.summarise(tasks, "meta_test"), **changes}
-
-
-def write(folder, results):
-    folder.mkdir()
-    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    return str(folder)
-
 
 # ---- one task
 
@@ -92,6 +51,10 @@ def test_classes_without_a_positive_are_left_out():
     assert metrics.multi_label_error(scores, labels) == 1 - value
     assert metrics.error("multi_label", scores, labels) == 1 - value
     assert metrics.mean_average_precision(scores, 0 * labels) == (None, 4)
+    assert metrics.mean_average_precision(scores, 0 * labels, map_zero=True) == (0.0, 4)
+    value, undefined = metrics.mean_average_precision(scores, labels, map_zero=True)
+    with pytest.warns(UserWarning, match="No positive class"):
+        assert value == pytest.approx(average_precision_score(labels, scores, average="macro"), abs=1e-12) and undefined == 1
     with pytest.raises(ValueError, match="no class has a positive"):
         metrics.multi_label_error(scores, 0 * labels)
 
@@ -173,8 +136,82 @@ def test_table_of_a_partial_run_and_of_meta_train():
 def test_load(tmp_path):
     folder = write(tmp_path / "a", run())
     assert metrics.load(folder) == run()
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/b.*results.json"):
+    with pytest.raises(FileNotFoundError, match=f"No run in {tmp_path}/b: .* results.json"):
         metrics.load(tmp_path / "b")
+
+
+def test_a_run_that_goes_on_can_be_read(tmp_path):
+    results = metrics.load(write_unfinished(tmp_path / "a", run(), 5))
+    reason = "unfinished: 3 of 5 tasks are done"
+    assert results == {**run(), "name": "a", "error": None, "error_all": None, "unfinished": {"done": 3, "planned": 5},
+                       "reason": reason}
+    lines = metrics.table(results).splitlines()
+    assert lines[0] == "UNFINISHED: 3 of 5 tasks are done"
+    assert "mean so far, all tasks (3)                0.3000" in lines and not any("mean error" in line for line in lines)
+    assert metrics.with_reference_map(results) == results
+    assert metrics.load(write_unfinished(tmp_path / "b", run(tasks=[]), 5))["unfinished"] == {"done": 0, "planned": 5}
+    (tmp_path / "b" / "tasks.jsonl").unlink()
+    assert metrics.load(tmp_path / "b")["tasks"] == []
+
+
+def test_a_run_without_tasks_is_no_traceback(tmp_path, capsys):
+    metrics.main([write(tmp_path / "a", run(tasks=[])), "--more"])
+    said = capsys.readouterr().out
+    assert "mean error, all tasks (0)                 -" in said and "no data set came twice" in said
+    metrics.main([str(tmp_path / "a"), "--more", "--json"])
+    assert json.loads(capsys.readouterr().out)["error"] is None
+
+
+@pytest.mark.parametrize("name, text, words", [
+    ("results.json", "{", "results.json: damaged, or no JSON"),
+    ("results.json", "[]", "results.json: holds no JSON object"),
+    ("results.json", '{"name": "x", "tasks": []}', "results.json: is not of a run: it lacks stream, phase"),
+    ("results.json", json.dumps({**run(), "tasks": [1]}), "its tasks are no list of rows"),
+    ("results.json", json.dumps(run()).replace('"year": 1998, ', ""), "row 1 of the tasks lacks year"),
+    ("results.json", json.dumps(run(tasks=[row(3, "a", 2000, 0.1), row(3, "a", 2000, 0.2)])), r"two rows of task 3 \(A\)"),
+    ("results.json", json.dumps(run(tasks=[row(3, "a", 2000, "0.1")])), "are no numbers"),
+    ("results.json", json.dumps(run()).replace("3000000000000", "NaN"), "are no numbers"),
+    ("environment.json", '{"data": {}}', "environment.json: does not say what run this is"),
+])
+def test_files_that_make_no_sense_are_one_sentence(tmp_path, capsys, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        metrics.load(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        metrics.main([str(tmp_path)])
+    said = capsys.readouterr()
+    assert stop.value.code == 2 and said.err.count("\n") == 1 and not said.out
+
+
+def test_a_damaged_row_is_named_by_its_line(tmp_path):
+    folder = write_unfinished(tmp_path / "a", run(), 5)
+    path = tmp_path / "a" / "tasks.jsonl"
+    path.write_text(path.read_text().replace('"index": 1,', '"index": ,'))
+    with pytest.raises(ValueError, match="tasks.jsonl, line 2: damaged"):
+        metrics.load(folder)
+    write_unfinished(tmp_path / "b", run(tasks=run()["tasks"] * 2), 6)
+    with pytest.raises(ValueError, match="tasks.jsonl: has two rows of task 0"):
+        metrics.load(tmp_path / "b")
+
+
+def test_nan_in_a_file_is_undefined(tmp_path, capsys):
+    folder = write(tmp_path / "a", run(errors=(0.5, 0.3, float("nan"))))
+    results = metrics.load(folder)
+    assert results["tasks"][2]["error"] is None and results["error"] is None and results["error_all"] is None
+    metrics.main([folder, "--json", "--more"])
+    assert "NaN" not in capsys.readouterr().out
+
+
+def test_the_reference_counts_classes_without_positives_as_zero():
+    # mAP 0.8 over the 3 classes that have positives is 0.6 over all 4.
+    labels = row(1, "labels", 2020, 0.2, meta="test", kind="multi_label", num_classes=4, labels_left_out=1)
+    found = metrics.with_reference_map(run(tasks=[row(0, "digits", 1998, 0.1), labels]))
+    assert [task["error"] for task in found["tasks"]] == pytest.approx([0.1, 0.4])
+    assert found["error"] == pytest.approx(0.4) and found["error_all"] == pytest.approx(0.25)
+    del labels["labels_left_out"]
+    assert metrics.with_reference_map(run(tasks=[labels]))["tasks"][0]["error"] is None
+    labels["error"] = None
+    assert metrics.with_reference_map(run(tasks=[labels]))["error"] is None
 
 
 # ---- several runs
@@ -212,9 +249,23 @@ def test_differences_within_noise_and_too_few_seeds():
     (pair,) = metrics.comparison(some)["pairs"]
     assert pair["verdict"] == "within noise" and pair["mean"] == pytest.approx(0)
     (pair,) = metrics.comparison(some[:2])["pairs"]
-    assert pair["interval"] is None and pair["verdict"] == "no interval: fewer than two common seeds"
+    assert pair["interval"] is None and pair["verdict"] == "no interval: one seed"
     (pair,) = metrics.comparison([some[0], some[3]])["pairs"]
     assert pair["n"] == 0 and pair["mean"] is None and pair["seeds"] == []
+    assert pair["verdict"] == "no interval: fewer than two common seeds"
+
+
+def test_one_seed_is_judged_by_the_noise_of_the_papers_seeds():
+    def verdict(difference, **changes):
+        some = [run("a", 0, (0, 0, 0.2), **changes), run("b", 0, (0, 0, 0.2 + difference), **changes)]
+        return metrics.comparison(some)["pairs"][0]["verdict"]
+
+    within = "no interval: one seed; within 0.0085, the noise of the paper's seeds"
+    beyond = within.replace("within", "beyond")
+    assert verdict(0.0084, stream="short") == within and verdict(-0.0084, stream="full (without_imagenet)") == within
+    assert verdict(0.0086, stream="full") == beyond  # 2 sqrt(2) 0.003 = 0.00849
+    for changes in ({"stream": "tiny"}, {"stream": "full", "phase": "meta_train"}, {"stream": "full", "partial": ["birds"]}):
+        assert verdict(0.001, **changes) == "no interval: one seed"
 
 
 def test_runs_that_lack_different_tasks_are_not_paired():
@@ -230,7 +281,26 @@ def test_tasks_are_matched_across_orders():
     assert len(metrics.comparison([run("ft-d", 0), shuffled])["tasks"]) == 3
 
 
+def test_a_run_that_goes_on_is_in_no_mean(tmp_path):
+    going_on = metrics.load(write_unfinished(tmp_path / "ft-d-9", run("ft-d", 9, (0.9, 0.9, 0.9)), 5))
+    found = metrics.comparison([*runs(), going_on])
+    assert found["unfinished"] == {"ft-d-9": {"done": 3, "planned": 5}}
+    assert found["baselines"] == metrics.comparison(runs())["baselines"]
+    assert found["tasks"][0]["errors"]["ft-d"] == {"n": 4, "mean": pytest.approx(0.6), "sd": pytest.approx(0.2)}
+    text = metrics.compare([going_on])
+    assert text.startswith("**UNFINISHED**: ft-d-9 has done 3 of 5 tasks and is not in the means\n\n")
+    assert "| ft-d | 0 | - | - | - | - | - |  |" in text
+
+
+def test_folders_that_share_a_name_stay_apart():
+    tasks = [row(index, "birds", 2000, error) for index, error in enumerate((0.1, 0.3))]
+    found = metrics.comparison([run(tasks=tasks)])["tasks"]
+    assert [task["errors"]["ft-d"]["mean"] for task in found] == [0.1, 0.3]
+
+
 def test_runs_that_cannot_be_compared():
+    with pytest.raises(ValueError, match="different streams or phases"):  # two lists of the user's, both without a name
+        metrics.comparison([run(), run("indep", tasks=run()["tasks"][1:])])
     with pytest.raises(ValueError, match="different streams or phases"):
         metrics.comparison([run(), run("indep", phase="meta_train")])
     with pytest.raises(ValueError, match="Two runs of ft-d have seed 0"):
@@ -287,6 +357,16 @@ def test_command(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == run()
     metrics.main([one, other, "--json"])
     assert json.loads(capsys.readouterr().out) == metrics.comparison([run(), run("indep")])
+    metrics.main([one, other, "--more"])
+    assert capsys.readouterr().out.startswith(metrics.compare([run(), run("indep")]) + "\n\n| run | regret")
+
+
+def test_command_with_the_references_map(tmp_path, capsys):
+    labels = row(1, "labels", 2020, 0.2, meta="test", kind="multi_label", num_classes=4, labels_left_out=1)
+    folder = write(tmp_path / "run", run(tasks=[labels]))
+    for arguments, mean in (([], "0.2000"), (["--map-zero"], "0.4000")):
+        metrics.main([folder, *arguments])
+        assert f"mean error, meta-test tasks * (1)         {mean}" in capsys.readouterr().out
 
 
 def test_command_on_a_missing_run(tmp_path, capsys):
@@ -300,5 +380,5 @@ def test_command_on_a_missing_run(tmp_path, capsys):
 
 
 def test_metrics_do_not_import_torch():
-    code = "import sys, nevis_lite.metrics; sys.exit('torch' in sys.modules)"
+    code = "import sys, nevis_lite.metrics, nevis_lite.analysis; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -293,7 +293,7 @@ def test_a_static_run_scores_the_predictors_of_the_indep_run(finished, of_baseli
     ({"baseline": "ft-d", "model": {"weights": "x.pt"}}, "take pt or pt-ft"),
     ({"baseline": "pt", "model": {"weights": "none.pt"}}, "none.pt: no such file"),
     ({"baseline": "ft-s"}, "needs a finished Indep run"),
-    ({"baseline": "ft-s", "select": {"indep_run": "nowhere"}}, "select.indep_run: No finished run in nowhere"),
+    ({"baseline": "ft-s", "select": {"indep_run": "nowhere"}}, "select.indep_run: No run in nowhere"),
     ({"baseline": "mt"}, "search.auxiliary_weight"),
     ({"baseline": "ft-d", "search": {"auxiliary_weight": [0, 1]}}, "take mt"),
     ({"baseline": {"name": "mt", "auxiliary": 4}, "search": {"auxiliary_weight": [0, 1]}}, "4 tasks has at most 3 earlier"),
@@ -309,10 +309,13 @@ def test_wrong_combinations_are_refused_before_any_training(settings, tmp_path, 
 
 def test_an_indep_run_must_fit(settings, finished, of_baseline, tmp_path):
     folder = of_baseline("ft-s")["select"]["indep_run"]
+    stopped = shutil.copytree(folder, tmp_path / "stopped")
+    (stopped / "results.json").unlink()
     more = settings()["stream"]["tasks"] + [{"task": "demo_faces", "year": 2022}] * 2
     for changes, words in (({"stream": {"tasks": more}}, r"has no predictor of faces \(2022\)"),
                            ({"model": {"image_size": 32}}, "must be one of indep with resnet8 at 32"),
-                           ({"select": {"indep_run": str(finished("ft-d"))}}, "is a run of ft-d")):
+                           ({"select": {"indep_run": str(finished("ft-d"))}}, "is a run of ft-d"),
+                           ({"select": {"indep_run": str(stopped)}}, "unfinished: 4 of 4 tasks are done; finish it")):
         with pytest.raises(UserError, match=words):
             train.run(settings(**{"baseline": "ft-s", "select": {"indep_run": folder}, **changes}), tmp_path / "run")
 

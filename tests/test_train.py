@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nevis_lite import baselines, config, protocol, stream, train
+from nevis_lite import baselines, config, metrics, protocol, stream, train
 from nevis_lite.config import UserError
 from nevis_lite.search import random_search
 
@@ -204,6 +204,13 @@ def stopped(settings, tmp_path_factory):
     rows = [torch.load(out / name, weights_only=True)["rows"]["trials"] for name in ("checkpoint.previous.pt", "checkpoint.pt")]
     assert rows == [2, 3] and count_rows(out) == 3
     return out
+
+
+def test_a_stopped_run_can_be_read(stopped, finished):
+    whole, part = metrics.load(finished("ft-d")), metrics.load(stopped)
+    assert part["unfinished"] == {"done": 1, "planned": 4} and part["tasks"] == whole["tasks"][:1]
+    of_the_end = {"error", "error_all", "cflop", "cflop_paper", "tasks", "unfinished", "reason", "seconds", "device"}
+    assert {key: whole[key] for key in whole.keys() - of_the_end} == {key: part[key] for key in part.keys() - of_the_end}
 
 
 def truncate(path):
