@@ -45,13 +45,14 @@ class Progress:
         spent = self.spent + self.trial_flops * share
         rate = spent / max(now - self.began, 1e-9)
         reached = self.done + spent
-        left_task, left_stream = (max(0.0, end - reached) / max(rate, 1e-9) for end in (self.task_end, sum(self.planned)))
+        left_task, left_stream = (clock(max(0.0, end - reached) / rate) if rate else "?"  # not a step done since the start
+                                  for end in (self.task_end, sum(self.planned)))
         since = trial.step - trial.curve[-1][0]
         loss = float(trial.loss_sum) / since if since else trial.loss
         dev = trial.best_error if trial.best_state else None
         speed = (trial.step - self.first_step) * self.batch / max(now - self.trial_began, 1e-9)
         # What matters most comes first: a narrow terminal cuts the line's end.
-        line = (f"{self.head} left {clock(left_task)}, stream {clock(left_stream)}  step {trial.step}/{self.steps} "
+        line = (f"{self.head} left {left_task}, stream {left_stream}  step {trial.step}/{self.steps} "
                 f"loss {_number(loss)} dev {_number(dev)} {speed:.0f} images/s" + (" FAILED" if trial.failed else ""))
         if not self.bar.disable:
             self.bar.n = trial.step

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from PIL import Image
 
 from nevis_lite import baselines, config, metrics, protocol, stream, train
 from nevis_lite.config import UserError
+from nevis_lite.progress import Progress
 from nevis_lite.search import random_search
+from nevis_lite.stream import Task
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -555,3 +558,13 @@ def test_a_run_in_the_present_folder_has_its_name(settings, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path / "my run")
     one_task = {"tasks": settings()["stream"]["tasks"][:1]}
     assert train.run(settings(stream=one_task, fit={"steps": 1}), ".")["name"] == "my run"
+
+
+def test_time_left_is_unknown_before_the_first_step_after_a_resume(capsys):
+
+    progress = Progress([10**12], flops_done=9 * 10**11)
+    task = Task(0, "x", "X", 2000, 1, "other", "single_label", 2, "train", None)
+    progress.begin(task, trial=1, trials=2, steps=100, step=100, batch=16, trial_flops=10**11)  # stopped at its last step
+    progress.end(SimpleNamespace(step=100, curve=[[0, 0.5], [100, 0.2]], loss=0.1, loss_sum=0.0, best_state={}, best_error=0.2,
+                                 failed=False))
+    assert "left ?, stream ?" in capsys.readouterr().out
