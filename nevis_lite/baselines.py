@@ -84,6 +84,8 @@ class View:
         """The network of a source with its weights, or with those of the predictor at `path` in their place."""
         net = models.build(self.config.model.name,
                            generator=generator("cpu", "weights", self.config.seed, self.task.index))
+        if source == PRETRAINED and self.pretrained is None:
+            raise UserError("a start from pretrained weights needs model.weights.")
         if source == PRETRAINED:
             net.load_state_dict(self.pretrained)
         elif source is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nevis_lite import metrics, models
 from nevis_lite.config import FitConfig, UserError
-from nevis_lite.data import EndlessStream, Split
+from nevis_lite.data import EndlessStream, Split, seeds
 
 EVALUATION_BATCH = 512
 FINAL_LR = 1e-8  # where the cosine ends
@@ -197,6 +197,8 @@ def _loss(backbone: nn.Module, head: nn.Module, batches: EndlessStream, step: in
           config: FitConfig) -> Tensor:
     """The mean loss over batch number `step`."""
     images, labels = batches(step)
+    if isinstance(backbone, models.Foreign):  # may have dropout, which draws from torch's global generators
+        torch.manual_seed(int(seeds("dropout", *batches.key, step).generate_state(1)[0]))
     with autocast(config, batches.split.device):
         logits = head(backbone(images))
     return loss_function(batches.split.meta["kind"], logits.float(), labels, hyperparameters["label_smoothing"],

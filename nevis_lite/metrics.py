@@ -7,6 +7,7 @@ import argparse
 import itertools
 import json
 import math
+import re
 import sys
 import textwrap
 from collections import Counter
@@ -346,9 +347,15 @@ def comparison(runs: list[dict]) -> dict:
 
 
 def labels_of(runs: list[dict]) -> list[str]:
-    """What each run is called beside the others: its baseline, with the budget where they have several."""
+    """What each run is called beside the others: its baseline, with the budget where they have several.
+
+    Where that does not tell two runs of a seed apart, since they differ in other settings, the names of their folders do.
+    """
     several = len({_budget(run) for run in runs}) > 1
-    return [run["baseline"] + (f", {_budget(run)}" if several else "") for run in runs]
+    labels = [run["baseline"] + (f", {_budget(run)}" if several else "") for run in runs]
+    folders, seeds = [re.sub(r"-seed\d+$", "", run["name"]) for run in runs], [run["seed"] for run in runs]
+    apart, by_folder = (len(set(zip(names, seeds, strict=True))) for names in (labels, folders))
+    return folders if apart < by_folder == len(runs) else labels
 
 
 def averages(runs: list[dict]) -> dict:

@@ -119,17 +119,21 @@ def check_name(name: str, key: str = "model.name"):
         raise UserError(f"{key}: unknown model {name}{nearest(model, known, slash and library + slash)}.")
 
 
-class Renormalise(nn.Module):
-    """Turns our input, in [-1, 1], into what a published network was trained on: colours minus their mean, over their sd."""
+class Foreign(nn.Module):
+    """A network of another library: images (B, 3, S, S) in [-1, 1] -> features (B, D), with D in `num_features`.
 
-    def __init__(self, mean: tuple[float, ...], sd: tuple[float, ...]) -> None:
+    It sees what it was trained on: colours minus their `mean`, over their `sd`.
+    """
+
+    def __init__(self, net: nn.Module, num_features: int, mean: tuple[float, ...], sd: tuple[float, ...]) -> None:
         super().__init__()
+        self.net, self.num_features = net, num_features
         mean, sd = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, sd))
         self.register_buffer("scale", 0.5 / sd, persistent=False)
         self.register_buffer("shift", (0.5 - mean) / sd, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return images * self.scale + self.shift
+        return self.net(images * self.scale + self.shift)
 
 
 def _of_library(name: str, published: bool = False) -> nn.Module:
@@ -141,17 +145,19 @@ def _of_library(name: str, published: bool = False) -> nn.Module:
     try:
         if library == "timm":
             net = need("timm", "timm", name).create_model(model, pretrained=published, num_classes=0)
-            num_features, mean, sd = net.num_features, net.pretrained_cfg["mean"], net.pretrained_cfg["std"]
+            num_features = getattr(net, "head_hidden_size", None) or net.num_features  # the former where both differ
+            mean, sd = net.pretrained_cfg["mean"], net.pretrained_cfg["std"]
         else:
             net = torchvision.models.get_model(model, weights="DEFAULT" if published else None)
-            head = [key for key, layer in net.named_modules() if isinstance(layer, nn.Linear)][-1]
+            heads = [key for key, layer in net.named_modules() if isinstance(layer, nn.Linear)]
+            if not heads:
+                raise UserError(f"{name}: has no linear layer at its end that could be cut off; take another network.")
+            head = heads[-1]
             num_features, mean, sd = net.get_submodule(head).in_features, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
             net.set_submodule(head, nn.Identity())
     except (OSError, RuntimeError) as error:  # huggingface_hub and urllib both raise kinds of OSError
         raise UserError(f"model.weights=published: the weights of {name} cannot be had ({error}).") from None
-    backbone = nn.Sequential(Renormalise(mean, sd), net)
-    backbone.num_features = num_features
-    return backbone
+    return Foreign(net, num_features, mean, sd)
 
 
 def pretrained(name: str, weights: str) -> tuple[dict, int | None]:
@@ -169,8 +175,8 @@ def pretrained(name: str, weights: str) -> tuple[dict, int | None]:
         print(f"pretrained weights: those published for {name}, {len(state)} tensors")
         return state, None
     (found, spent), wanted = _read_weights(Path(weights)), build(name).state_dict()
-    # A name may be under `backbone.` (ours), `module.` (DataParallel), or without the number of its place behind Renormalise.
-    aliases = {key: (key, f"backbone.{key}", f"module.{key}", key.removeprefix("1.")) for key in wanted}
+    # A name may be under `backbone.` (ours), `module.` (DataParallel), or as the other library has it.
+    aliases = {key: (key, f"backbone.{key}", f"module.{key}", key.removeprefix("net.")) for key in wanted}
     matched = {key: next((alias for alias in names if alias in found), None) for key, names in aliases.items()}
     lacking = [key for key, alias in matched.items() if alias is None and not key.endswith("num_batches_tracked")]
     if lacking:
@@ -180,11 +186,21 @@ def pretrained(name: str, weights: str) -> tuple[dict, int | None]:
             raise UserError(f"{weights}: is not of {name}; {alias} has the shape {tuple(found[alias].shape)} instead of "
                             f"{tuple(wanted[key].shape)}.")
     rest = [key for key in found if key not in matched.values()]
+    more_than_a_head = len({key.rpartition(".")[0] for key in rest}) > 1
+    if more_than_a_head and {_part(key) for key in rest} & {_part(key) for key in wanted}:
+        raise UserError(f"{weights}: is not of {name}, but of a larger network; it also has {rest[0]}.")
     left_out = f"; left out: {', '.join(rest[:4])}{' ...' if len(rest) > 4 else ''}" if rest else ""
     state = {key: found[alias] if alias else wanted[key] for key, alias in matched.items()}
     count = sum(alias is not None for alias in matched.values())
     print(f"pretrained weights: {weights}, {count} of {len(wanted)} tensors matched{left_out}")
     return state, spent
+
+
+def _part(key: str) -> str:
+    """The part of a network that a tensor belongs to, such as layer1."""
+    for prefix in ("backbone.", "module.", "net."):
+        key = key.removeprefix(prefix)
+    return key.partition(".")[0]
 
 
 def _read_weights(path: Path) -> tuple[dict[str, Tensor], int | None]:
@@ -202,10 +218,12 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], int | None]:
     except Exception as error:  # torch has many ways to say "broken file"
         raise UserError(f"{path}: holds no state dict that can be read safely ({type(error).__name__}).") from None
     spent = content.get("flops") if isinstance(content, dict) else None
+    spent = spent if type(spent) is int and spent >= 0 else None
     for key in ("state", "state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)} if isinstance(content, dict) else {}
+    items = content.items() if isinstance(content, dict) else ()
+    tensors = {key: value for key, value in items if isinstance(key, str) and isinstance(value, Tensor)}
     if not tensors:
         raise UserError(f"{path}: holds no state dict.")
     return tensors, spent

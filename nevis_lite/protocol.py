@@ -114,7 +114,8 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
 
     chosen = session.trials(task)[best["trial"]]
     name = chosen["hyperparameters"].get("model", setup.config.model.name)
-    spent = sum(flops.total(row["flops"]) for row in (*folder.rows["tasks"], *session.trials(task))) + start["flops"]
+    spent = sum(flops.total(row["flops"]) for row in (*folder.rows["tasks"], *session.trials(task)))
+    spent += start["flops"] + (setup.pretraining_flops or 0)
     facts = setup.open(task.index, "train").meta
     predictor = {"model": name, "num_classes": task.num_classes, "classes": facts["classes"], "task": task.task, "flops": spent,
                  "image_size": setup.config.model.image_size, "state": best["state"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import os
@@ -130,8 +131,18 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
 
 
 def _network(name: str, key: str, image_size: int) -> Network:
+    """UserError for a network that cannot be trained on such images."""
     models.check_name(name, key)
     backbone = models.build(name)
+    try:
+        with torch.no_grad():  # a step on the meta device, where only shapes matter
+            out = copy.deepcopy(backbone).to("meta").train()(torch.empty(2, 3, image_size, image_size, device="meta"))
+    except Exception as error:  # whatever a network says to images that it wasn't made for
+        raise UserError(f"{key}={name}: cannot train on images of {image_size} pixels ({str(error).splitlines()[0]}); "
+                        "try another model.image_size or network.") from None
+    if not isinstance(out, torch.Tensor) or out.shape != (2, backbone.num_features):
+        raise UserError(f"{key}={name}: does not turn an image into one vector of {backbone.num_features} features; take "
+                        "another network.")
     return Network(flops.forward_flops(backbone, image_size), flops.training_flops(backbone, image_size), backbone.num_features)
 
 
@@ -141,7 +152,8 @@ def _check_combination(settings: Config, baseline: Baseline, loaded: Stream):
     multitask = baseline.data is baselines.data_multitask
     if wants_weights and settings.model.weights is None:
         raise UserError(f"baseline {baseline.label} starts from pretrained weights: say which with model.weights.")
-    if settings.model.weights and not wants_weights:
+    without = (baselines.start_random, baselines.start_previous, baselines.start_related, baselines.start_related_static)
+    if settings.model.weights and baseline.start in without:
         raise UserError(f"model.weights: baseline {baseline.label} does not start from pretrained weights; take pt or pt-ft.")
     if baseline.start is baselines.start_related_static and settings.select.indep_run is None:
         raise UserError(f"baseline {baseline.label} needs a finished Indep run of the stream: name its folder in "
@@ -174,11 +186,13 @@ def _indep(settings: Config, tasks: list[Task]) -> dict[int, Path]:
     except (OSError, UserError, ValueError) as error:
         raise UserError(f"select.indep_run: {error}") from None
     ours = settings.model
-    if not results["baseline"].startswith("indep") or (theirs.name, theirs.image_size) != (ours.name, ours.image_size):
+    scratch = results["baseline"].split(", search=")[0] == "indep"  # whatever the search
+    if not scratch or (theirs.name, theirs.image_size) != (ours.name, ours.image_size):
         raise UserError(f"select.indep_run={folder}: is a run of {results['baseline']} with {theirs.name} at "
                         f"{theirs.image_size} pixels; it must be one of indep with {ours.name} at {ours.image_size}.")
-    found = {(row["task"], row["occurrence"]): predictor_path(Path(folder), row["index"]) for row in results["tasks"]}
-    paths = {task.index: found.get((task.task, task.occurrence)) for task in tasks}
+    found = {key: predictor_path(Path(folder), row["index"]) for key, row in metrics.by_identity(results["tasks"]).items()}
+    wanted = [{"task": task.task, "name": task.name, "year": task.year, "index": task.index} for task in tasks]
+    paths = {row["index"]: found.get(key) for key, row in metrics.by_identity(wanted).items()}
     for task in tasks[:-1]:  # nothing comes after the last one
         if paths[task.index] is None or not paths[task.index].is_file():
             raise UserError(f"select.indep_run={folder}: has no predictor of {task.name} ({task.year}).")

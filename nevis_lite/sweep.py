@@ -23,21 +23,36 @@ def grid(configs: list[str], overrides: list[str]) -> dict[str, tuple[str, list[
     `overrides` are section.key=value,value,...; commas inside of brackets do not separate. A key with one value goes without
     saying in the name.
     """
+    if not configs:
+        raise UserError("--config needs a file.")
     axes = []
     for override in overrides:
         key, equals, values = override.partition("=")
-        parts = re.split(r",(?![^\[{]*[\]}])", values)
+        parts = _split(values)
         axes.append([(f"{key}{equals}{value}", f"-{key.split('.')[-1]}{value}" * (len(parts) > 1 and key != "seed"))
                      for value in parts])
-    runs = {}
+    runs, known = {}, []
     for name, *chosen in itertools.product(configs, *axes):
         settings = config.load(name, [override for override, _ in chosen])
         run = f"{config.find_config(name).stem}{''.join(part for _, part in chosen)}-seed{settings.seed}"
         run = re.sub(r"[^\w.+-]+", "_", run)
-        if run in runs:
-            raise UserError(f"two runs of the sweep would be called {run}: name each value once.")
+        if run in runs or settings in known:
+            raise UserError(f"two runs of the sweep would be the same, or called the same, {run}: name each value once.")
+        known.append(settings)
         runs[run] = name, [override for override, _ in chosen]
     return runs
+
+
+def _split(values: str) -> list[str]:
+    """At the commas that are not inside of brackets."""
+    parts, depth = [""], 0
+    for letter in values:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"run {number} of {len(runs)}: {folder}", flush=True)
         code = train.main(["--config", name, "--out", str(folder), "--resume", *chosen])
         if code == 130:
+            print("To go on with the sweep, give its own command again.", file=sys.stderr)
             return code
         if code:
             failed[run] = code

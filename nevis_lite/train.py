@@ -69,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _command(arguments: list[str]) -> str:
     """What to type to go on with this run: this module, or the script that called `main`."""
-    script = ["-m", "nevis_lite.train"] if Path(sys.argv[0]).resolve() == Path(__file__).resolve() else [sys.argv[0]]
+    ours = Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent  # this command or a sweep
+    script = ["-m", "nevis_lite.train"] if ours else [sys.argv[0]]
     return shlex.join(["python", *script, "--resume", *(word for word in arguments if word != "--resume")])
 
 

@@ -296,8 +296,12 @@ def test_ctrl_c_ends_a_build_at_once_and_leaves_nothing(tmp_path, config, monkey
 
     monkeypatch.setattr(cache, "read_shrunk", interrupted)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(entry(source), config)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs lack
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            prepare(entry(source), config)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert list((tmp_path / "cache").iterdir()) == [] and len(decoded) < 300
 
 

@@ -318,6 +318,12 @@ def test_compare():
     assert "difference" not in metrics.compare([run(seed=0), run(seed=1)])
 
 
+def test_runs_that_differ_in_other_settings_go_by_their_folders():
+    some = [run("ft-d", seed, name=f"demo-{distance}-seed{seed}") for distance in ("cosine", "euclidean") for seed in (0, 1)]
+    assert list(metrics.comparison(some)["baselines"]) == ["demo-cosine", "demo-euclidean"]
+    assert metrics.comparison(some)["baselines"]["demo-cosine"]["error"]["n"] == 2
+
+
 def test_the_pareto_front_by_hand():
     points = {"a": (1.0, 0.5), "b": (2.0, 0.4), "c": (3.0, 0.4), "d": (2.0, 0.6), "e": (9.0, 0.1), "f": (8.0, 0.45)}
     assert metrics.pareto(points) == ["a", "b", "e"]

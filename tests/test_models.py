@@ -92,7 +92,7 @@ def test_a_network_of_torchvision_sees_what_it_was_trained_on():
     pixels = torch.rand(2, 3, 64, 64)
     usual = torchvision.transforms.functional.normalize(pixels, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     backbone = models.build("torchvision/resnet18").eval()
-    backbone[1].load_state_dict({name: value for name, value in net.state_dict().items() if not name.startswith("fc.")})
+    backbone.net.load_state_dict({name: value for name, value in net.state_dict().items() if not name.startswith("fc.")})
     net.fc = nn.Identity()
     with torch.no_grad():
         torch.testing.assert_close(backbone(pixels * 2 - 1), net(usual), rtol=1e-4, atol=1e-4)
@@ -126,6 +126,14 @@ def stored(source, path, how):
     return path
 
 
+def test_what_a_file_says_of_its_compute_is_believed_if_it_is_a_count(source, tmp_path):
+    for flops, expected in ((5, 5), (-5, None), (float("nan"), None), ("5", None), (torch.tensor(5), None), (True, None)):
+        torch.save({"state": source.state_dict(), "flops": flops}, tmp_path / "w.pt")
+        assert models.pretrained("resnet8", str(tmp_path / "w.pt"))[1] == expected
+    torch.save({**source.state_dict(), 1: torch.zeros(1)}, tmp_path / "w.pt")
+    assert models.pretrained("resnet8", str(tmp_path / "w.pt"))[1] is None
+
+
 @pytest.mark.parametrize("how", ["plain", "predictor", "parallel", "safetensors"])
 def test_pretrained_weights_give_the_features_of_their_source(source, tmp_path, capsys, how):
     path = stored(source, tmp_path / "weights.pt", how)
@@ -145,7 +153,7 @@ def test_weights_of_torchvision_are_read_from_its_own_file(tmp_path):
     torch.save(net.state_dict(), tmp_path / "resnet18.pth")
     backbone = models.build("torchvision/resnet18").eval()
     backbone.load_state_dict(models.pretrained("torchvision/resnet18", str(tmp_path / "resnet18.pth"))[0])
-    loaded = backbone[1].state_dict()
+    loaded = backbone.net.state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in net.state_dict().items() if "fc" not in name)
 
 
@@ -156,7 +164,8 @@ def test_weights_that_do_not_fit_are_refused(source, tmp_path):
         "bare.pt": ({key: value for key, value in state.items() if "running" not in key}, "lacks .* such as bn1.running_mean"),
         "empty.pt": ({"epoch": 1}, "holds no state dict"),
         "list.pt": ([1, 2], "holds no state dict"),
-        "code.pt": (models.Renormalise((0, 0, 0), (1, 1, 1)), "cannot be read safely|can be read safely"),
+        "larger.pt": (state | {f"layer3.1.{key}": value for key, value in state.items() if "layer1" in key}, "larger network"),
+        "code.pt": (models.build("torchvision/resnet18"), "cannot be read safely|can be read safely"),
     }
     for name, (content, words) in cases.items():
         torch.save(content, tmp_path / name)

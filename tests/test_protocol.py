@@ -307,6 +307,54 @@ def test_wrong_combinations_are_refused_before_any_training(settings, tmp_path, 
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
+def test_pretrained_compute_adds_up_along_a_chain(settings, finished, of_baseline, read_run, tmp_path):
+    before = read_run(finished("pt")).results
+    weights = str(finished("pt") / "predictors" / "003.pt")
+    train.run(settings(baseline="pt", model={"weights": weights}), tmp_path / "run")
+    spent = before["cflop"] - before["tasks"][-1]["flops"]["predict"] + before["cflop_pretraining"]
+    assert read_run(tmp_path / "run").results["cflop_pretraining"] == spent
+
+
+def test_two_folders_of_one_name_have_two_indep_predictors(settings, tmp_path):
+    for place, shade in (("a", 30), ("b", 90)):
+        for number in range(30):
+            folder = tmp_path / place / "birds" / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), shade + 60 * (number % 2) + number).save(folder / f"{number:02}.png")
+    tasks = [{"folder": str(tmp_path / place / "birds"), "year": 2000} for place in "ab"]
+    tasks.append({"task": "demo_faces", "year": 2017})
+    train.run(settings(stream=tasks, baseline="indep"), tmp_path / "indep")
+    setup = set_up(settings(stream=tasks, baseline="ft-s", select={"indep_run": str(tmp_path / "indep")}))
+    assert [path.name for path in setup.indep.values()] == ["000.pt", "001.pt", "002.pt"]
+
+
+@pytest.mark.parametrize("name, size, words", [
+    ("torchvision/alexnet", 8, "cannot train on images of 8 pixels"), ("torchvision/squeezenet1_1", 64, "no linear layer"),
+    ("torchvision/googlenet", 64, "one vector of 1024 features")])
+def test_networks_that_cannot_be_trained_so_are_refused(settings, tmp_path, name, size, words):
+    with pytest.raises(UserError, match=words) as error:
+        train.run(settings(baseline="indep", model={"name": name, "image_size": size}), tmp_path / "run")
+    assert name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_network_with_dropout_gives_the_same_numbers_again(settings, assert_same, tmp_path):
+    changes = {"baseline": "indep", "model": {"name": "torchvision/alexnet", "image_size": 64}, "fit": {"steps": 2},
+               "stream": [{"task": "demo_faces", "year": 2017}], "search": {"trials": 1}}
+    for name in "ab":
+        torch.manual_seed(ord(name))
+        train.run(settings(**changes), tmp_path / name / "run")
+    assert_same(tmp_path / "a" / "run", tmp_path / "b" / "run")
+
+
+def test_a_start_of_ones_own_may_use_pretrained_weights(settings, of_baseline, read_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(baselines.START, "mine", lambda view: baselines.PRETRAINED if view.memory else None)
+    mine = {"baseline": {"name": "indep", "start": "mine"}}
+    train.run(settings(**mine, model=of_baseline("pt")["model"]), tmp_path / "run")
+    assert [row["source"] for row in read_run(tmp_path / "run").tasks] == [None, *["pretrained"] * 3]
+    with pytest.raises(UserError, match="needs model.weights"):
+        train.run(settings(**mine), tmp_path / "without")
+
+
 def test_an_indep_run_must_fit(settings, finished, of_baseline, tmp_path):
     folder = of_baseline("ft-s")["select"]["indep_run"]
     stopped = shutil.copytree(folder, tmp_path / "stopped")

@@ -16,10 +16,19 @@ def test_a_grid_has_a_run_for_each_combination(config_file):
 
 
 @pytest.mark.parametrize("override, words", [("search.trails=1,2", "did you mean search.trials"), ("seed=0,x", "whole number"),
-                                             ("seed=1,1", "name each value once"), ("search.trials", "section.key=value")])
+                                             ("seed=1,1", "name each value once"),
+                                             ("search.trials=1,1.0", "name each value once"),
+                                             ("search.trials", "section.key=value")])
 def test_a_wrong_grid_is_refused_before_the_first_run(config_file, override, words):
     with pytest.raises(UserError, match=words):
         sweep.grid([config_file()], [override])
+
+
+def test_a_sweep_needs_a_file_and_splits_at_outer_commas(config_file, capsys):
+    assert sweep.main(["--config", "seed=1"]) == 2 and "--config needs a file" in capsys.readouterr().err
+    tasks = "stream.tasks=[{task: demo_mnist, year: 2004}, {task: demo_faces, year: 2017}]"
+    (run,) = sweep.grid([config_file()], [tasks])
+    assert sweep.grid([config_file()], [tasks])[run][1] == [tasks]
 
 
 def test_a_sweep_ends_with_the_comparison_and_goes_on_where_it_stopped(config_file, data_dir, tmp_path, capsys):
