@@ -1,7 +1,8 @@
 """Building the pixel cache against torchvision's ImageFolder and DataLoader, in one go: `python benchmarks/prepare.py`.
 
 Makes JPEG photographs of a few sizes in class folders, then decodes and shrinks all of them (shorter side 128) in both ways
-with the same number of workers, in turns, five times each. Then builds the caches of growing data sets of small images, each
+with the same number of workers, in turns, five times each; and a third time with a loader that lets the JPEG decoder leave out
+details, as the cache does. Then builds the caches of growing data sets of small images, each
 in a process of its own, and prints its peak memory, which must not grow with the number of images. At last it opens the
 prepared stream FULL, made of the tests' small copies of its data sets. Linux only.
 """
@@ -24,6 +25,7 @@ from PIL import Image
 from nevis_lite import cache, config, stream
 from nevis_lite.config import DataConfig
 from nevis_lite.datasets import DataSet
+from nevis_lite.pixels import DRAFT
 from nevis_lite.splits import SPLITS
 
 
@@ -51,7 +53,13 @@ def build(source: Path):
         cache.prepare(DataSet(key="bench", name="bench", folder=source, reader="class_folders"), DataConfig(dir=data))
 
 
-def with_torchvision(source: Path, workers: int) -> Callable[[], None]:
+def drafted(path: str) -> Image.Image:
+    with Image.open(path) as image:
+        image.draft("RGB", (int(DRAFT * 128),) * 2)
+        return image.convert("RGB")
+
+
+def with_torchvision(source: Path, workers: int, **loader) -> Callable[[], None]:
     """What reads the same images with torchvision; to list them takes no part in its time."""
     import torch
     from torch.utils.data import ConcatDataset, DataLoader
@@ -62,7 +70,7 @@ def with_torchvision(source: Path, workers: int) -> Callable[[], None]:
         return torch.cat([image.flatten() for image, _ in examples]), [(image.shape, label) for image, label in examples]
 
     shrink = v2.Compose([v2.PILToTensor(), v2.Resize(128, antialias=True)])
-    images = ConcatDataset([ImageFolder(source / split, shrink) for split in SPLITS])
+    images = ConcatDataset([ImageFolder(source / split, shrink, **loader) for split in SPLITS])
 
     def load():
         for _ in DataLoader(images, batch_size=64, num_workers=workers, collate_fn=joined):
@@ -75,7 +83,9 @@ def compare(count: int, sides: tuple[int, ...]):
     workers = os.cpu_count()
     with tempfile.TemporaryDirectory() as folder:
         photographs(Path(folder), count, sides, "jpg")
-        ways = {"pixel cache": lambda: build(Path(folder)), "ImageFolder + DataLoader": with_torchvision(Path(folder), workers)}
+        ways = {"pixel cache": lambda: build(Path(folder)),
+                "ImageFolder + DataLoader": with_torchvision(Path(folder), workers),
+                "the same, drafting": with_torchvision(Path(folder), workers, loader=drafted)}
         times = {name: [] for name in ways}
         for _ in range(5):
             for name, work in ways.items():
@@ -86,8 +96,8 @@ def compare(count: int, sides: tuple[int, ...]):
         print(f"{name:<26} {count / statistics.median(seconds):>7.0f} images/s ({count / max(seconds):.0f} to "
               f"{count / min(seconds):.0f}), {1000 * statistics.median(used) / count:.2f} ms of a processor an image")
     for what, kind in (("time", 0), ("processors' time", 1)):
-        ours, theirs = (statistics.median(values[kind] for values in rounds) for rounds in times.values())
-        print(f"ratio of {what}: {theirs / ours:.2f}", flush=True)
+        ours, *theirs = (statistics.median(values[kind] for values in rounds) for rounds in times.values())
+        print(f"ratio of {what}: {', '.join(f'{other / ours:.2f}' for other in theirs)}", flush=True)
 
 
 def peak_of(count: int) -> float:

@@ -28,7 +28,7 @@ from nevis_lite.raw import legible
 from nevis_lite.readers import Image, in_threads
 from nevis_lite.splits import Examples
 
-CACHE_FORMAT = 4  # raise it when the files' meaning changes: old caches are then built anew
+CACHE_FORMAT = 5  # raise it when the files' meaning changes: old caches are then built anew
 BAD_SHARE = 0.001  # more broken images than this are an error
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-GAP = 3  # what is shrunk roughly at first looks as if shrunk at once, as long as this many times the size is left
+# Large images are made smaller roughly at first, as long as so many times their final size is left: JPEGs by their decoder,
+# which then has half of the work, others by averages of blocks.
+DRAFT, GAP = 1.25, 3
 
 
 def read_image(source: bytes | str | Path) -> np.ndarray:
@@ -28,7 +30,7 @@ def read_shrunk(source: bytes | str | Path, side: int) -> tuple[np.ndarray, int]
     """An image file as `read_image` sees it, then as `shrink` leaves it, uint8 (H, W, 1 or 3); and its own shorter side."""
     with _opened(source) as image:
         shorter = min(image.size)
-        drafted = image.draft(None, (GAP * side, GAP * side)) if side else None  # JPEG: decodes a half, quarter or eighth
+        drafted = image.draft(None, (int(DRAFT * side),) * 2) if side else None  # to a half, a quarter or an eighth
         return shrink(_plain(image), side, drafted and drafted[1]), shorter
 
 

@@ -241,9 +241,9 @@ def landscape(height: int, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("grey", [False, True])
-@pytest.mark.parametrize("height, width, apart", [(70, 64, 0), (119, 119, 0), (121, 187, 8), (241, 963, 8), (805, 603, 8)])
+@pytest.mark.parametrize("height, width, apart", [(41, 64, 0), (49, 119, 0), (51, 187, 8), (241, 963, 8), (805, 603, 8)])
 def test_a_photo_is_shrunk_as_pillow_does_it_at_once(tmp_path, grey, height, width, apart):
-    """Bit for bit, unless its shorter side is at least six times the cap: then a JPEG may be decoded without its details."""
+    """Bit for bit, unless its shorter side is at least 2.5 times the cap: then a JPEG may be decoded without its details."""
     pixels = landscape(height, width)
     path = jpeg(pixels[..., 0] if grey else pixels, tmp_path / "x")
     split = Split(prepare(entry(tmp_path / "x"), DataConfig(dir=str(tmp_path), cache_side=20)), "train", torch.device("cpu"))
