@@ -353,8 +353,8 @@ def labels_of(runs: list[dict]) -> list[str]:
     """
     several = len({_budget(run) for run in runs}) > 1
     labels = [run["baseline"] + (f", {_budget(run)}" if several else "") for run in runs]
-    folders, seeds = [re.sub(r"-seed\d+$", "", run["name"]) for run in runs], [run["seed"] for run in runs]
-    apart, by_folder = (len(set(zip(names, seeds, strict=True))) for names in (labels, folders))
+    folders, places = [re.sub(r"-seed\d+$", "", run["name"]) for run in runs], [(run["stream"], run["seed"]) for run in runs]
+    apart, by_folder = (len(set(zip(names, places, strict=True))) for names in (labels, folders))
     return folders if apart < by_folder == len(runs) else labels
 
 
