@@ -201,21 +201,26 @@ def load(name: str, overrides: typing.Sequence[str] = ()) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error}).") from None
     config = from_dict({} if content is None else content, str(path))
-    for override in overrides:
-        key, equals, value = override.partition("=")
+    override(config, overrides)
+    return config
+
+
+def override(target, overrides: typing.Sequence[str]):
+    """Set fields of the dataclass `target` from words key=value, or section.key=value; UserError on any mistake."""
+    for word in overrides:
+        key, equals, value = word.partition("=")
         if not equals:
-            raise UserError(f"{override!r}: an override is written section.key=value, for example fit.steps=1000.")
-        nested = read_yaml(value, override) if value.strip() else ""
+            raise UserError(f"{word!r}: an override is written section.key=value, for example fit.steps=1000.")
+        nested = read_yaml(value, word) if value.strip() else ""
         for part in reversed(key.split(".")):
             nested = {part: nested}
-        _fill(config, nested, override, "")
-    return config
+        fill(target, nested, word)
 
 
 def from_dict(content: dict, where: str = "config") -> Config:
     """A Config from nested dicts; UserError names `where`, the key, and the nearest valid name."""
     config = Config()
-    _fill(config, content, where, "")
+    fill(config, content, where)
     return config
 
 
@@ -236,8 +241,8 @@ def nearest(name: str, known: typing.Iterable[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{close[0]}" if close else f"; known: {listed}"
 
 
-def _fill(target, content, where: str, prefix: str):
-    """Set the fields of the dataclass `target` from the dict `content`, recursively."""
+def fill(target, content, where: str, prefix: str = ""):
+    """Set the fields of the dataclass `target` from the dict `content`, recursively; UserError names `where` and the key."""
     if not isinstance(content, dict):
         raise UserError(f"{where}: expected keys and values{f' under {prefix[:-1]}' if prefix else ''}, found {content!r}.")
     hints = typing.get_type_hints(type(target))
@@ -253,7 +258,7 @@ def _fill(target, content, where: str, prefix: str):
                 value = {"name": value, "tasks": []} if key == "stream" else {"name": value}
             elif isinstance(value, list) and key == "stream":  # `stream: [...]` is short for `stream: {tasks: [...]}`
                 value = {"name": None, "tasks": value}
-            _fill(current, value, where, f"{prefix}{key}.")
+            fill(current, value, where, f"{prefix}{key}.")
         else:
             setattr(target, key, _convert(value, hints[key], fields[key].metadata, f"{where}: {prefix}{key}"))
 
@@ -309,11 +314,12 @@ def _convert(value, kind, checks, where: str):
     return value
 
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", list: "a list"}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", list: "a list",
+          dict: "keys and values in braces"}
 
 
-def describe() -> str:
-    """All keys with default and meaning, for --help."""
+def describe(settings=None) -> str:
+    """All keys of a dataclass, by default of Config, with default and meaning, for --help."""
     lines = []
 
     def walk(target, prefix):
@@ -325,5 +331,5 @@ def describe() -> str:
                 shown = list(value) if isinstance(value, tuple) else value
                 lines.append(f"  {f'{prefix}{item.name}={shown}':<34} {item.metadata['help']}")
 
-    walk(Config(), "")
+    walk(settings or Config(), "")
     return "\n".join(lines)
