@@ -434,12 +434,10 @@ def _pair(first: str, second: str, groups: dict[str, dict[int, dict]]) -> dict:
                    and a[seed]["partial"] == b[seed]["partial"])
     differences = [a[seed]["error"] - b[seed]["error"] for seed in seeds]
     spread = spread_of(differences)
-    interval, verdict = None, "no interval: fewer than two common seeds"
+    interval, verdict = interval_of(spread), "no interval: fewer than two common seeds"
     if spread["n"] == 1:
         verdict = verdict_of_one(differences[0], a[seeds[0]])
-    elif spread["n"] > 1:
-        half = _T95[min(spread["n"] - 1, len(_T95)) - 1] * spread["sd"] / spread["n"] ** 0.5
-        interval = [spread["mean"] - half, spread["mean"] + half]
+    elif interval:
         better = first if spread["mean"] < 0 else second
         verdict = "within noise" if interval[0] <= 0 <= interval[1] else f"{better} is better"
     pair = {"first": first, "second": second, "seeds": seeds, "differences": differences}
@@ -459,6 +457,14 @@ def spread_of(values: list[float | None]) -> dict:
     mean = mean_of(values)
     sd = float(np.std(values, ddof=1)) if mean is not None and len(values) > 1 else None
     return {"n": len(values), "mean": mean, "sd": sd}
+
+
+def interval_of(spread: dict) -> list[float] | None:
+    """95 % interval of the mean of a `spread_of`: mean +- t sd / sqrt(n), Student's t of n - 1 degrees of freedom; or None."""
+    if spread["sd"] is None:
+        return None
+    half = _T95[min(spread["n"] - 1, len(_T95)) - 1] * spread["sd"] / spread["n"] ** 0.5
+    return [spread["mean"] - half, spread["mean"] + half]
 
 
 def mean_and_sd(spread: dict) -> str:
