@@ -150,18 +150,19 @@ def against_experts(log: Log, experts: list[Log], task: str, time: bool, mode: s
         runs = [(np.mean([values[:n] for values, _ in runs], axis=0), np.arange(n))]
     y, exp = log.value[own], log.exp[own]
     top, *tops = (saturation(experience_means(*run, [0])[0]) for run in [(y, exp), *runs])
-    rp = [relative_performance(y, values) for values, _ in runs]
-    se = [sample_efficiency(top, other, first=1 if mode == "paper" else 0) for other in tops]
-    if mode == "paper":
-        rp = [NEGATIVE if min(y[: len(x)].sum(), x[: len(y)].sum()) < 0 else value
-              for value, (x, _) in zip(rp, runs, strict=True)]
-        se = [NEGATIVE if min(top[0], other[0]) < 0 else value for value, other in zip(se, tops, strict=True)]
-    elif top[1] == 0:
-        se, top, tops = se[:1], (None, None), []
-    else:
-        fails = np.dot(exp - exp.mean(), y - y.mean()) < 0
-        se = [0.0 if fails or top[0] < 0.2 * other[0] else value for value, other in zip(se, tops, strict=True) if other[1]]
-        se, tops = se or ["its expert is at its best from the first experience on"], [other for other in tops if other[1]]
+    falls = np.dot(exp - exp.mean(), y - y.mean()) < 0  # the slope of the line through the values
+    rp, se = [], []
+    for (x, _), other in zip(runs, tops, strict=True):
+        performance, efficiency = relative_performance(y, x), sample_efficiency(top, other, first=1 if mode == "paper" else 0)
+        if mode == "paper":
+            performance = NEGATIVE if min(y[: len(x)].sum(), x[: len(y)].sum()) < 0 else performance
+            efficiency = NEGATIVE if min(top[0], other[0]) < 0 else efficiency
+        elif top[1] and not other[1]:
+            efficiency = "its expert is at its best from the first experience on"
+        elif top[1] and (falls or top[0] < 0.2 * other[0]):
+            efficiency = 0.0
+        rp.append(performance)
+        se.append(efficiency)
     return {"rp": _average(rp), "se": _average(se), "rp_values": _numbers(rp), "se_values": _numbers(se), "top": top,
             "expert_tops": tops}
 
@@ -255,7 +256,7 @@ def _compat(log: Log, experts: list[Log], regimes: list[Regime], pairs: dict, mi
         tested = [regime.mean for regime in own if not regime.train and regime.counts]
         kept = maintenance(own)
         learned = against_experts(log, experts, task, settings.ste_averaging_method == "time", "compat")
-        top, experts_tops = learned["top"], learned["expert_tops"]
+        (height, index), tops = learned["top"], [(top, at) for top, at in learned["expert_tops"] if at and learned["top"][1]]
         tasks[task] = {
             "perf_recovery": performance_recovery(recoveries[task]),
             "avg_train_perf": _average(trained or [NEVER]),
@@ -274,12 +275,12 @@ def _compat(log: Log, experts: list[Log], regimes: list[Regime], pairs: dict, mi
             **{f"maintenance_val_{method}": kept[method] for method in methods},
             "ste_rel_perf_vals": learned["rp_values"],
             "sample_efficiency_vals": learned["se_values"],
-            "ste_saturation_vals": [height for height, _ in experts_tops],
-            "ste_exp_to_sat_vals": [index for _, index in experts_tops],
-            "se_saturation_vals": [_quotient(top[0], height, None) for height, _ in experts_tops],
-            "se_exp_to_sat_vals": [index / top[1] for _, index in experts_tops],
-            "se_task_saturation": top[0],
-            "se_task_exp_to_sat": top[1],
+            "ste_saturation_vals": [top for top, _ in tops],
+            "ste_exp_to_sat_vals": [at for _, at in tops],
+            "se_saturation_vals": [_quotient(height, top, None) for top, _ in tops],
+            "se_exp_to_sat_vals": [at / index for _, at in tops],
+            "se_task_saturation": height if index else None,
+            "se_task_exp_to_sat": index or None,
             "min": float(rows.min()),
             "max": float(rows.max()),
             **_sizes(own),

@@ -385,6 +385,12 @@ def test_command_on_a_missing_run(tmp_path, capsys):
     assert stop.value.code == 2
 
 
+def test_interval_is_scipys():
+    assert metrics.interval(1.0, 2.0, 1) is None and metrics.interval(None, None, 0) is None
+    for n in range(2, 11):
+        assert metrics.interval(1.0, 2.0, n) == pytest.approx(stats.t.interval(0.95, n - 1, 1, 2 / n**0.5), abs=2e-3)
+
+
 def test_metrics_do_not_import_torch():
     code = "import sys, nevis_lite.metrics, nevis_lite.analysis; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
