@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-import numpy as np
-
-from nevis_lite import metrics
+from nevis_lite.metrics import columns, interval_of, shown, spread_of
 
 # What a table calls the metrics, in its order.
 SHORT = {"perf_maintenance_pooled": "PM", "perf_maintenance": "PM", "perf_maintenance_mrlep": "PM mrlep",
@@ -46,32 +44,30 @@ def _flat(result: dict) -> dict[tuple[str, ...], float | None]:
 
 
 def _spread(values: list[float | None]) -> dict:
-    there = np.array([value for value in values if value is not None], float)
-    n = len(there)
-    mean = float(there.mean()) if n else None
-    sd = float(there.std(ddof=1)) if n > 1 else None
-    return {"values": values, "n": n, "mean": mean, "sd": sd, "interval": metrics.interval(mean, sd, n)}
+    spread = spread_of([value for value in values if value is not None])
+    return {"values": values, **spread, "interval": interval_of(spread)}
 
 
 def table(result: dict, title: str) -> str:
     """A result of `evaluate`, or of `across`, as text: lifetime, tasks, pairs, then what is missing."""
     several, pairs = "each" in result, result["pairs"]
-    lines = [title, "", _line("metric", *(("mean", "sd", "95 % from", "to", "lifetimes") if several else ("value", "mean of")))]
-    for metric, value in sorted(result["lifetime"].items(), key=lambda item: list(SHORT).index(item[0])):
-        if several:
-            cells = [*map(_cell, (value["mean"], value["sd"], *(value["interval"] or (None, None)))), str(value["n"])]
-        else:
-            cells = [_cell(value), str(result["counts"][metric])]
-        lines.append(_line(f"{SHORT[metric]:<10}{metric}", *cells))
+    rows = [["metric", "", *(("mean", "sd", "95 % from", "to", "lifetimes") if several else ("value", "mean of"))]]
+    for metric in sorted(result["lifetime"], key=list(SHORT).index):
+        value = result["lifetime"][metric]
+        cells = [value, result["counts"][metric]] if not several else [
+            value["mean"], value["sd"], *(value["interval"] or (None, None)), value["n"]]
+        rows.append([SHORT[metric], metric, *map(shown, cells[:-1]), str(cells[-1])])
+    lines = [title, "", *columns(rows, left=(0, 1)), ""]
 
-    shown = [metric for metric in SHORT if metric not in pairs and any(metric in found for found in result["tasks"].values())]
-    lines += ["", _line("task", *(SHORT[metric] for metric in shown))]
-    lines += [_line(task, *(_cell(found.get(metric)) for metric in shown)) for task, found in result["tasks"].items()]
+    kinds = [metric for metric in SHORT if metric not in pairs and any(metric in found for found in result["tasks"].values())]
+    rows = [["task", *(SHORT[metric] for metric in kinds)]]
+    rows += [[task, *(_cell(found.get(metric)) for metric in kinds)] for task, found in result["tasks"].items()]
+    lines += columns(rows, left=(0,))
     named = dict.fromkeys((source, target) for sources in pairs.values() for source in sources for target in sources[source])
-    if named:
-        lines += ["", _line("source -> target, first value", *(SHORT[metric] for metric in pairs))]
-    for source, target in named:
-        lines.append(_line(f"{source} -> {target}", *(_cell(found.get(source, {}).get(target)) for found in pairs.values())))
+    rows = [["source -> target, first value", *(SHORT[metric] for metric in pairs)]]
+    rows += [[f"{source} -> {target}", *(_cell(found.get(source, {}).get(target)) for found in pairs.values())]
+             for source, target in named]
+    lines += ["", *columns(rows, left=(0,))] if named else []
 
     reasons = {}
     for key, reason in result["missing"].items():
@@ -86,10 +82,5 @@ def table(result: dict, title: str) -> str:
     return "\n".join(lines)
 
 
-def _line(name: str, *cells: str) -> str:
-    return f"{name:<42}" + "".join(f"{cell:>11}" for cell in cells)
-
-
 def _cell(value: float | list | dict | None) -> str:
-    value = value["mean"] if isinstance(value, dict) else value[0] if isinstance(value, list) else value
-    return "-" if value is None else f"{value:.4f}"
+    return shown(value["mean"] if isinstance(value, dict) else value[0] if isinstance(value, list) else value)

@@ -386,9 +386,10 @@ def test_command_on_a_missing_run(tmp_path, capsys):
 
 
 def test_interval_is_scipys():
-    assert metrics.interval(1.0, 2.0, 1) is None and metrics.interval(None, None, 0) is None
+    assert metrics.interval_of(metrics.spread_of([1.0])) is None and metrics.interval_of(metrics.spread_of([])) is None
     for n in range(2, 11):
-        assert metrics.interval(1.0, 2.0, n) == pytest.approx(stats.t.interval(0.95, n - 1, 1, 2 / n**0.5), abs=2e-3)
+        expected = stats.t.interval(0.95, n - 1, 1, 2 / n**0.5)
+        assert metrics.interval_of({"n": n, "mean": 1.0, "sd": 2.0}) == pytest.approx(expected, abs=2e-3)
 
 
 def test_metrics_do_not_import_torch():
