@@ -547,7 +547,8 @@ def test_several_lifetimes_have_a_mean_and_students_interval(tmp_path, capsys):
     assert lifelong.main([*files, *settings]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[0] == "4 lifetimes, mode paper"
-    assert ["FT", "forward_transfer_contrast", "0.2095", "0.2144", "-0.3232", "0.7423", "3"] in map(str.split, text.splitlines())
+    row = ["FT", "forward_transfer_contrast", "0.2095", "0.2144", "-0.3232", "0.7423", "3"]
+    assert row in map(str.split, text.splitlines())
 
 
 def test_command(tmp_path, capsys):
