@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nevis_lite import config, lifelong, lifelong_log, stream
+from nevis_lite import config, lifelong, lifelong_log, lifelong_report, stream
 from nevis_lite.config import DataConfig, ModelConfig, UserError, option
 
 # torch is imported by the functions that need it, so that --help and a wrong key are answered at once.
@@ -24,7 +24,7 @@ class ScenarioConfig:
     """An experience is a training image. Each block starts with a new optimiser and learning-rate schedule."""
 
     tasks: list = option([], "as stream.tasks: {task: mnist, year: 2004, split: 5}, {folder, name, year}, ...")
-    blocks: list[int] = option([], "the task that each learning block trains, counted from 0; empty: each once, in order", low=0)
+    blocks: list = option([], "the task that each learning block trains, counted from 0; empty: each once, in order")
     head: str = option("shared", "shared: all tasks use one head, as if their classes were the same; own: a head for each",
                        choices=("shared", "own"))
     steps: int = option(200, "updates of a learning block", low=1)
@@ -40,7 +40,7 @@ class ScenarioConfig:
 
 
 def run(settings: ScenarioConfig, out: str | Path, resume: bool = False) -> dict:
-    """The lifetime and its experts, a log each in the folder `out`, and their metrics (`lifelong.evaluate`), which are returned.
+    """The lifetime and its experts, a log each in the folder `out`; returns their metrics (`lifelong.evaluate`).
 
     With `resume`, logs that are whole stay, and one that was interrupted is begun anew. UserError for what makes no sense.
     """
@@ -87,8 +87,8 @@ def set_up(settings: ScenarioConfig) -> Life:
     if not settings.tasks:
         raise UserError("tasks: a lifetime needs at least one task.")
     tasks = stream.load(settings.tasks, settings.data.dir).tasks
-    if wrong := [number for number in settings.blocks if number >= len(tasks)]:
-        raise UserError(f"blocks: there is no task {wrong[0]}; the {len(tasks)} tasks are counted from 0.")
+    if wrong := [number for number in settings.blocks if number not in range(len(tasks))]:
+        raise UserError(f"blocks: there is no task {wrong[0]}; tasks are counted from 0 to {len(tasks) - 1}.")
     device = fit.pick_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -117,7 +117,8 @@ def _log(path: Path, life: Life, blocks: list[int], number: int) -> list[dict]:
         csv.writer(text, lineterminator="\n").writerows([lifelong_log.COLUMNS, *_live(life, blocks, number, path.stem)])
         write_atomic(path, lambda file: file.write(text.getvalue().encode()))
     with open(path, encoding="utf-8", newline="") as file:
-        return [row | {"value": float(row["value"])} for row in csv.DictReader(file)]
+        return [row | {"value": float(row["value"]), "block_num": int(row["block_num"]), "exp_num": int(row["exp_num"])}
+                for row in csv.DictReader(file)]
 
 
 def _live(life: Life, blocks: list[int], number: int, name: str) -> list[tuple]:
@@ -178,10 +179,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a key of the file")
     arguments = parser.parse_intermixed_args(argv)
     try:
-        settings = config.load(arguments.config, arguments.overrides, ScenarioConfig())
-        out = Path(arguments.out or f"runs/{config.find_config(arguments.config).stem}-seed{settings.seed}")
+        path, settings = config.find_config(arguments.config), ScenarioConfig()
+        config.fill(settings, config.read_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))
+        config.override(settings, arguments.overrides)
+        out = Path(arguments.out or f"runs/{path.stem}-seed{settings.seed}")
         results = run(settings, out, arguments.resume)
-        print(lifelong.table(results))
+        print(lifelong_report.table(results, f"lifetime in {out}"))
         print(f"\nIn {out}: log.csv, experts/, results.json")
         return 0
     except UserError as error:

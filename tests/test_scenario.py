@@ -86,10 +86,10 @@ def test_a_lifetime_is_a_function_of_its_seed_and_goes_on_from_its_logs(settings
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"blocks": [0, 5]}, "there is no task 5; the 5 tasks are counted from 0"),
+    ({"blocks": [0, 5]}, "there is no task 5; tasks are counted from 0 to 4"),
     ({"tasks": []}, "at least one task"),
     ({"tasks": TASKS[:1] * 2}, "listed twice"),
-    ({"tasks": [{"task": "demo_icon_parts", "year": 2020}]}, "one label an image"),
+    ({"tasks": [{"task": "demo_icon_parts", "year": 2020}], "blocks": []}, "one label an image"),
     ({"model": {"name": "resnet9"}}, "unknown model resnet9"),
     ({"model": {"weights": "x.pt"}}, "starts from random weights"),
 ])
