@@ -299,7 +299,8 @@ def comparison(runs: list[dict]) -> dict:
     """Several runs of one stream and phase, each the content of a `results.json`, grouped by baseline.
 
     "baselines": per baseline, {"n", "mean", "sd"} of "error" and "error_all" over its finished runs, the mean "cflop", and
-    whether it is on the Pareto front; where runs differ in their budgets, a baseline at another budget is another baseline;
+    whether it is on the Pareto front, where nothing partial stands; where runs differ in their budgets, a baseline at another
+    budget is another baseline;
     "pairs": for every two baselines of one budget the differences of "error", first minus second, over the seeds that both
     have with the same tasks missing, if any, and their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with
     Student's t of n - 1 degrees of freedom; the verdict on a single seed of FULL or SHORT goes by SEED_NOISE;
@@ -320,7 +321,8 @@ def comparison(runs: list[dict]) -> dict:
         seeds[run["seed"]] = run
     baselines = {label: averages(list(seeds.values())) for label, seeds in groups.items()}
     points = {label: (group["cflop"], group["error"]["mean"]) for label, group in baselines.items()}
-    front = pareto({label: point for label, point in points.items() if None not in point})
+    whole_ones = {label for label, seeds in groups.items() if not any(run["partial"] for run in seeds.values())}
+    front = pareto({label: point for label, point in points.items() if None not in point and label in whole_ones})
     budgets = {label: _budget(next(iter(seeds.values()))) for label, seeds in groups.items()}
 
     tasks: dict[tuple, dict] = {}

@@ -310,8 +310,8 @@ def test_runs_that_cannot_be_compared():
 def test_compare():
     text = metrics.compare([*runs(), run("mt", 7, partial=["birds"])])
     assert text.startswith("**PARTIAL**: mt-7 misses birds\n\n| baseline | runs |")
-    assert "| ft-d | 3 | 0.1100 | 0.0100 | 0.3033 | 0.0033 | 9.72 TFLOP |  |" in text
-    assert "| mt | 1 | 0.1000 | - | 0.3000 | - | 9.72 TFLOP | * |" in text
+    assert "| ft-d | 3 | 0.1100 | 0.0100 | 0.3033 | 0.0033 | 9.72 TFLOP | * |" in text
+    assert "| mt | 1 | 0.1000 | - | 0.3000 | - | 9.72 TFLOP |  |" in text
     assert "| ft-d - indep | 0: -0.1000 1: -0.0900 2: -0.1100 | -0.1000 | 0.0100 | -0.1248 to -0.0752 | ft-d is" in text
     assert "| year | task | ft-d | indep | mt |\n| --- | --- | --- | --- | --- |" in text
     assert "| 2021 | FLOWERS | 0.1100 ± 0.0100 | 0.3825 ± 0.3451 | 0.1000 |" in text
@@ -322,6 +322,12 @@ def test_runs_that_differ_in_other_settings_go_by_their_folders():
     some = [run("ft-d", seed, name=f"demo-{distance}-seed{seed}") for distance in ("cosine", "euclidean") for seed in (0, 1)]
     assert list(metrics.comparison(some)["baselines"]) == ["demo-cosine", "demo-euclidean"]
     assert metrics.comparison(some)["baselines"]["demo-cosine"]["error"]["n"] == 2
+
+
+def test_a_partial_run_is_on_no_front():
+    easy = run("mt", 0, (0, 0, 0.01), partial=["birds"], cflop=1)
+    found = metrics.comparison([run("ft-d"), easy])["baselines"]
+    assert {name: group["pareto"] for name, group in found.items()} == {"ft-d": True, "mt": False}
 
 
 def test_the_pareto_front_by_hand():
