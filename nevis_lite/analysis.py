@@ -13,8 +13,9 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from nevis_lite import metrics
-from nevis_lite.metrics import by_identity, columns, judged_tasks, mean_and_sd, mean_of, name_of, shown, spread_of
+from nevis_lite import compare
+from nevis_lite.compare import mean_and_sd, spread_of
+from nevis_lite.metrics import by_identity, columns, judged_tasks, mean_of, name_of, shown
 
 # A bin holds its lower end. The sizes are the paper's. Images with a shorter side below 64 pixels are enlarged for the paper's
 # network; below 32 are mostly digits, from 256 on mostly photographs.
@@ -211,7 +212,7 @@ def source_graph(run: dict) -> dict:
 def variants(runs: list[dict]) -> list[dict]:
     """Runs of a stream and of its ablations and orders, side by side (paper, Table 5 and the orders of FT-prev).
 
-    A row for each variant and baseline, with the averages over its finished runs (`metrics.averages`): those of all seeds and,
+    A row for each variant and baseline, with the averages over its finished runs (`compare.averages`): those of all seeds and,
     where the variant is random, of all its "draws"; "tasks": how many its stream has; "difference": its mean error minus that
     of the same baseline on the unchanged stream, None when there's no such run, or when the means are over different tasks.
     ValueError when runs are of different phases, or two are of the same stream, baseline and seed.
@@ -219,7 +220,7 @@ def variants(runs: list[dict]) -> list[dict]:
     if len({run["phase"] for run in runs}) > 1:
         raise ValueError("These runs are of different phases: their errors cannot be compared.")
     groups, seen = defaultdict(list), set()
-    for run, label in zip(runs, metrics.labels_of(runs), strict=True):
+    for run, label in zip(runs, compare.labels_of(runs), strict=True):
         if (run["stream"], label, run["seed"]) in seen:
             raise ValueError(f"Two runs of {label} on {run['stream']} have seed {run['seed']}: name only one of them.")
         seen.add((run["stream"], label, run["seed"]))
@@ -230,7 +231,7 @@ def variants(runs: list[dict]) -> list[dict]:
 
 def _variant(stream: str, label: str, runs: list[dict], unchanged: list[dict]) -> dict:
     finished, base = ([run for run in group if "unfinished" not in run] for group in (runs, unchanged))
-    means, base_mean = metrics.averages(runs), metrics.averages(unchanged)["error"]["mean"]
+    means, base_mean = compare.averages(runs), compare.averages(unchanged)["error"]["mean"]
     difference = reason = verdict = None
     if runs == unchanged:
         reason = "the unchanged stream"
@@ -240,7 +241,7 @@ def _variant(stream: str, label: str, runs: list[dict], unchanged: list[dict]) -
         reason = "the means are over different tasks"
     else:
         difference = means["error"]["mean"] - base_mean
-        verdict = metrics.verdict_of_one(difference, finished[0]) if len(finished) == len(base) == 1 else None
+        verdict = compare.verdict_of_one(difference, finished[0]) if len(finished) == len(base) == 1 else None
     return {"stream": stream, "baseline": label, "draws": len({run["stream"] for run in runs}),
             "tasks": len(finished[0]["tasks"]) if finished else None, **means, "difference": difference, "verdict": verdict,
             "reason": reason}
@@ -248,10 +249,10 @@ def _variant(stream: str, label: str, runs: list[dict], unchanged: list[dict]) -
 
 def variant_table(runs: list[dict]) -> str:
     """`variants` as GitHub markdown. Raises as it does."""
-    rows = [[row["stream"], row["baseline"], str(row["draws"]), shown(row["tasks"], "d"), *metrics.average_cells(row),
+    rows = [[row["stream"], row["baseline"], str(row["draws"]), shown(row["tasks"], "d"), *compare.average_cells(row),
              shown(row["difference"], "+.4f"), row["verdict"] or row["reason"] or ""] for row in variants(runs)]
-    header = ["stream", "baseline", "draws", "tasks", *metrics.AVERAGES, "difference of error", ""]
-    return "\n\n".join([*metrics.marks_of(runs), metrics.markdown(header, rows)])
+    header = ["stream", "baseline", "draws", "tasks", *compare.AVERAGES, "difference of error", ""]
+    return "\n\n".join([*compare.marks_of(runs), compare.markdown(header, rows)])
 
 
 # ---- what --more shows ----------------------------------------------------------------------------------------------
@@ -286,7 +287,7 @@ def more_text(runs: list[dict], found: list[dict]) -> str:
         rows.append([each["name"], shown(sums["meta_test"], "+.4f"), shown(sums["all"], "+.4f"), str(sums["tasks"]),
                      shown(transfer["mean"], "+.4f"), str(transfer["n"]), shown(each["sources"]["longest"], "d")])
     header = ["run", "regret against Indep, S_Ts", "all", "tasks", "forward transfer", "pairs", "longest chain"]
-    return f"{metrics.markdown(header, rows)}\n\n{_slice_table(runs, found)}"
+    return f"{compare.markdown(header, rows)}\n\n{_slice_table(runs, found)}"
 
 
 def _transfer_lines(found: dict) -> list[str]:
@@ -321,13 +322,13 @@ def _slice_lines(found: dict) -> list[str]:
 def _slice_table(runs: list[dict], found: list[dict]) -> str:
     """Errors of all tasks in a slice, mean and sd over the finished runs of a baseline on a stream."""
     several = len({run["stream"] for run in runs}) > 1
-    labels = [label + f", {run['stream']}" * several for run, label in zip(runs, metrics.labels_of(runs), strict=True)]
+    labels = [label + f", {run['stream']}" * several for run, label in zip(runs, compare.labels_of(runs), strict=True)]
     errors: dict[tuple, dict] = defaultdict(lambda: {label: [] for label in labels})
     for run, label, each in zip(runs, labels, found, strict=True):
         for row in each["slices"] if "unfinished" not in run else []:
             errors[row["by"], row["slice"]][label].append(row["error"])
     rows = [[*key, *(mean_and_sd(spread_of(values)) for values in by_label.values())] for key, by_label in errors.items()]
-    return metrics.markdown(["error of all tasks by", "", *dict.fromkeys(labels)], rows)
+    return compare.markdown(["error of all tasks by", "", *dict.fromkeys(labels)], rows)
 
 
 # ---- tasks ----------------------------------------------------------------------------------------------------------

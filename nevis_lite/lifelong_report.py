@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from nevis_lite.metrics import columns, interval_of, shown, spread_of
+from nevis_lite.compare import interval_of, spread_of
+from nevis_lite.metrics import columns, shown
 
 # What a table calls the metrics, in its order.
 SHORT = {"perf_maintenance_pooled": "PM", "perf_maintenance": "PM", "perf_maintenance_mrlep": "PM mrlep",
