@@ -90,7 +90,11 @@ class View:
             net.load_state_dict(self.pretrained)
         elif source is not None:
             path = path or next(past.path for past in self.memory if past.index == source)
-            state = torch.load(path, map_location="cpu", weights_only=True)["state"]
+            try:
+                state = torch.load(path, map_location="cpu", weights_only=True)["state"]
+            except Exception as error:  # torch has many ways to say "broken file"
+                raise UserError(f"{path}: is no predictor that can be read ({type(error).__name__}); put it back, or run its "
+                                "stream anew.") from None
             prefix = "backbone."
             net.load_state_dict({key[len(prefix):]: value for key, value in state.items() if key.startswith(prefix)})
         return net.to(self.device, memory_format=torch.channels_last)

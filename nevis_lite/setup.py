@@ -158,6 +158,8 @@ def _check_combination(settings: Config, baseline: Baseline, loaded: Stream):
     if baseline.start is baselines.start_related_static and settings.select.indep_run is None:
         raise UserError(f"baseline {baseline.label} needs a finished Indep run of the stream: name its folder in "
                         "select.indep_run.")
+    if settings.select.indep_run and baseline.start in without[:-1]:
+        raise UserError(f"select.indep_run: baseline {baseline.label} does not look at an Indep run; take ft-s.")
     if settings.search.model and (multitask or baseline.start is not baselines.start_random):
         raise UserError(f"search.model: baseline {baseline.label} hands weights on, which fit one network alone; give "
                         "its name in model.name, or take baseline.start=random.")
@@ -166,6 +168,8 @@ def _check_combination(settings: Config, baseline: Baseline, loaded: Stream):
                         "example [0, 1].")
     if settings.search.auxiliary_weight and not multitask:
         raise UserError(f"search.auxiliary_weight: baseline {baseline.label} has no auxiliary tasks; take mt.")
+    if settings.baseline.auxiliary != 1 and baseline.data is baselines.data_current:
+        raise UserError(f"baseline.auxiliary: baseline {baseline.label} has no auxiliary tasks; take mt.")
     if multitask and settings.baseline.auxiliary >= len(loaded):
         raise UserError(f"baseline.auxiliary={settings.baseline.auxiliary}: a stream of {len(loaded)} tasks has at most "
                         f"{len(loaded) - 1} earlier ones.")

@@ -254,6 +254,13 @@ def test_cosine_distance_is_that_of_sklearn(tasks, tmp_path):
     assert view.relatedness(0) == pytest.approx(nearest.score(features[1], dev.labels.numpy()))
 
 
+def test_a_predictor_that_was_cut_off_is_named(tasks, tmp_path):
+    past = remember(tasks, 0, tmp_path)
+    past.path.write_bytes(past.path.read_bytes()[:1000])
+    with pytest.raises(UserError, match=f"{past.path}: is no predictor that can be read"):
+        view_of(tasks, memory=[past]).relatedness(0)
+
+
 MATRIX = [  # of task 3 and of task 2, by hand: rows are targets, columns sources
     ([], None), ([0.9], 0), ([0.3, 0.7], 1), ([0.5, 0.8, 0.6], 1)]
 

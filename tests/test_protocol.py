@@ -296,6 +296,8 @@ def test_a_static_run_scores_the_predictors_of_the_indep_run(finished, of_baseli
     ({"baseline": "ft-s", "select": {"indep_run": "nowhere"}}, "select.indep_run: No run in nowhere"),
     ({"baseline": "mt"}, "search.auxiliary_weight"),
     ({"baseline": "ft-d", "search": {"auxiliary_weight": [0, 1]}}, "take mt"),
+    ({"baseline": {"name": "ft-d", "auxiliary": 2}}, "baseline.auxiliary: baseline ft-d has no"),
+    ({"baseline": "ft-d", "select": {"indep_run": "runs/indep"}}, "select.indep_run: baseline ft-d does not look"),
     ({"baseline": {"name": "mt", "auxiliary": 4}, "search": {"auxiliary_weight": [0, 1]}}, "4 tasks has at most 3 earlier"),
     ({"baseline": "ft-d", "search": {"model": ["resnet8", "resnet18"]}}, "baseline.start=random"),
     ({"baseline": "bhpo", "search": {"model": ["resnet8", "resnet19"]}}, "search.model: unknown model resnet19"),
