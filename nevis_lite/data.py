@@ -20,6 +20,9 @@ from nevis_lite import cache
 from nevis_lite.config import DataConfig
 from nevis_lite.splits import classes_of
 
+TRIES = 10  # to draw the box of a crop
+TOGETHER = 128  # training crops that are made at once, if a batch is not larger
+
 
 def seeds(purpose: str, *key: int) -> np.random.SeedSequence:
     """Randomness as a pure function of `key`, such as (seed, task, trial, step); `purpose` keeps different uses apart."""
@@ -105,11 +108,11 @@ class Split:
         fits = self.device.type == "cuda" and pixels.numel() < torch.cuda.mem_get_info(self.device)[0] / 2
         return pixels.to(self.device) if fits else pixels
 
-    def crops(self, picks: Tensor, config: DataConfig, size: int, random: torch.Generator) -> Tensor:
-        """Random training crops of the images `picks` (B,) as (B, 3, size, size) floats in [-1, 1]."""
+    def crops(self, picks: Tensor, config: DataConfig, size: int, draws: Tensor) -> Tensor:
+        """Random training crops of the images `picks` (B,) as (B, 3, size, size) floats in [-1, 1]; `draws` as of `draw`."""
         index = self.index[picks.to(self.index.device)]
-        boxes = random_boxes(index[:, 1], index[:, 2], config.crop_area, random)
-        mirror = torch.rand(len(index), generator=random, device=random.device) < (0.5 if config.flip else 0.0)
+        boxes = random_boxes(index[:, 1], index[:, 2], config.crop_area, draws[:, :-1].unflatten(1, (TRIES, 4)))
+        mirror = draws[:, -1] < (0.5 if config.flip else 0.0)
         return to_input(crop_and_resize(self.pixels, index, boxes, size, mirror).to(self.device))
 
     def squares(self, size: int, picks: Tensor | None = None) -> Tensor:
@@ -135,17 +138,27 @@ class EndlessStream:
     """Constant batches of training crops; batch number `step` is a pure function of (key, step).
 
     Epochs of shuffled indices run on without a gap, so there's no ragged last batch, and splits smaller than a batch repeat.
+    Small batches are made several at a time, since it's the number of operations that costs, not their size.
     """
 
     def __init__(self, split: Split, batch: int, config: DataConfig, size: int, key: tuple[int, ...]):
         self.split, self.batch, self.config, self.size, self.key = split, batch, config, size, key
-        self._orders = {}
+        self._orders, self._ready = {}, (range(0), [])
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """Images (B, 3, S, S) and labels (B,) or (B, C) of update number `step`."""
-        picks = self.picks(step)
-        random = generator(self.split.pixels.device, "crops", *self.key, step)
-        return self.split.crops(picks, self.config, self.size, random), self.split.labels[picks.to(self.split.device)]
+        steps, batches = self._ready
+        if step not in steps:
+            together = max(1, TOGETHER // self.batch)
+            steps = range(step - step % together, step - step % together + together)
+            picks = torch.cat([self.picks(step) for step in steps])
+            draws = torch.cat([draw(self.batch, generator(self.split.pixels.device, "crops", *self.key, step))
+                               for step in steps])
+            images = self.split.crops(picks, self.config, self.size, draws)
+            labels = self.split.labels[picks.to(self.split.device)]
+            batches = list(zip(images.split(self.batch), labels.split(self.batch), strict=True))
+            self._ready = steps, batches
+        return batches[step - steps.start]
 
     def picks(self, step: int) -> Tensor:
         count = len(self.split)
@@ -161,15 +174,19 @@ class EndlessStream:
 # Crops, a whole batch at once
 
 
-def random_boxes(height: Tensor, width: Tensor, area: tuple[float, float], random: torch.Generator) -> Tensor:
+def draw(batch: int, random: torch.Generator) -> Tensor:
+    """What the crops of a batch are made from, (B, TRIES x 4 + 1) uniform numbers: of each box, and whether to mirror it."""
+    boxes = torch.rand(batch, TRIES * 4, generator=random, device=random.device)
+    return torch.cat([boxes, torch.rand(batch, 1, generator=random, device=random.device)], dim=1)
+
+
+def random_boxes(height: Tensor, width: Tensor, area: tuple[float, float], draws: Tensor) -> Tensor:
     """Crop boxes (B, 4) as y, x, height, width for images of `height` and `width` (B,), by the reference's law.
 
     The aspect ratio is uniform in [3/4, 4/3], the box's height uniform over the whole numbers that keep its share of the
-    image within `area` (so it's the side that is uniform, not the area). Ten tries, of which the first that fits and covers
-    a tenth of the image counts; a box that is the whole image, or none found, gives the central square.
+    image within `area` (so it's the side that is uniform, not the area). Of the tries, `draws` (B, TRIES, 4), the first that
+    fits and covers a tenth of the image counts; a box that is the whole image, or none found, gives the central square.
     """
-    tries = 10
-    draws = torch.rand(len(height), tries, 4, generator=random, device=random.device)
     high, wide = height[:, None].float(), width[:, None].float()
     aspect = 3 / 4 + draws[..., 0] * (4 / 3 - 3 / 4)
     least, most = area[0] * high * wide, area[1] * high * wide

@@ -20,7 +20,7 @@ from published import write
 from nevis_lite import cache, data
 from nevis_lite.cache import prepare
 from nevis_lite.config import DataConfig, UserError
-from nevis_lite.data import EndlessStream, Split, crop_and_resize, generator, random_boxes, to_input
+from nevis_lite.data import TRIES, EndlessStream, Split, crop_and_resize, draw, generator, random_boxes, to_input
 from nevis_lite.datasets import SPLITS, DataSet
 from nevis_lite.raw import Raw
 
@@ -418,7 +418,7 @@ def test_the_cache_and_a_part_of_it_know_the_names_of_their_classes(tmp_path, co
 
 def boxes_of(height: int, width: int, count: int = 20_000, area=FULL_RANGE, seed: int = 0) -> np.ndarray:
     sizes = torch.full((count,), height), torch.full((count,), width)
-    return random_boxes(*sizes, area, seeded(seed)).numpy()
+    return random_boxes(*sizes, area, torch.rand(len(sizes[0]), TRIES, 4, generator=seeded(seed))).numpy()
 
 
 def law(height: int, width: int, rng: random.Random, area=FULL_RANGE) -> tuple[int, int, int, int]:
@@ -521,7 +521,7 @@ def test_boxes_of_a_batch_differ():
 
 def test_each_image_of_a_mixed_batch_gets_a_box_of_its_own_size():
     height, width = torch.tensor([10, 300, 1, 50] * 500), torch.tensor([12, 200, 1, 5] * 500)
-    boxes = random_boxes(height, width, FULL_RANGE, seeded())
+    boxes = random_boxes(height, width, FULL_RANGE, torch.rand(len(height), TRIES, 4, generator=seeded()))
     assert (boxes[:, 0] + boxes[:, 2] <= height).all() and (boxes[:, 1] + boxes[:, 3] <= width).all()
     assert boxes[1::4, 2].float().mean() > 100 and (boxes[2::4] == torch.tensor([0, 0, 1, 1])).all()
 
@@ -627,7 +627,7 @@ def test_training_crops_of_odd_images_are_finite(tmp_path):
     split = split_of(tmp_path, images)
     picks = torch.arange(len(sizes)).repeat(50)
     for size in (8, 64):
-        crops = split.crops(picks, DataConfig(), size, seeded(1))
+        crops = split.crops(picks, DataConfig(), size, draw(len(picks), seeded(1)))
         assert crops.shape == (len(picks), 3, size, size)
         assert torch.isfinite(crops).all() and crops.min() >= -1 and crops.max() <= 1
     # Of a line no box has the right shape: its central pixel fills the crop.
@@ -642,7 +642,7 @@ def test_half_of_the_crops_are_mirrored_or_none(tmp_path, flip):
     image[:, 4:] = 255
     split = split_of(tmp_path, [image, image])
     config = DataConfig(flip=flip, crop_area=(1.0, 1.0))
-    crops = split.crops(torch.zeros(2000, dtype=torch.long), config, 8, seeded())
+    crops = split.crops(torch.zeros(2000, dtype=torch.long), config, 8, draw(2000, seeded()))
     mirrored = crops[:, 0, 0, 0] > crops[:, 0, 0, 7]
     assert (crops[mirrored].flip(3) == crops[~mirrored][0]).all()
     assert mirrored.float().mean() == pytest.approx(0.5 if flip else 0.0, abs=0.04)
@@ -651,7 +651,7 @@ def test_half_of_the_crops_are_mirrored_or_none(tmp_path, flip):
 def test_mirroring_and_position_are_drawn_separately(tmp_path):
     ramp = np.tile(np.arange(0, 240, 8), (30, 1))
     split = split_of(tmp_path, [ramp, ramp])
-    crops = split.crops(torch.zeros(4000, dtype=torch.long), DataConfig(), 8, seeded())
+    crops = split.crops(torch.zeros(4000, dtype=torch.long), DataConfig(), 8, draw(4000, seeded()))
     mirrored = crops[:, 0, 0, 0] > crops[:, 0, 0, 7]
     centre, width = crops.mean(dim=(1, 2, 3)), (crops[:, 0, 0, 0] - crops[:, 0, 0, 7]).abs()
     for value in (centre, width):
@@ -732,6 +732,18 @@ def test_a_batch_depends_on_key_and_step_alone(tmp_path):
         if step in fresh:
             torch.testing.assert_close(images, fresh[step][0], rtol=0, atol=0)
             assert (labels == fresh[step][1]).all()
+
+
+@pytest.mark.parametrize("batch", [1, 7, 32, 200])
+def test_batches_made_together_are_those_made_alone(tmp_path, monkeypatch, batch):
+    images = [noise(9, 6 + number, 3, seed=number) for number in range(11)]
+    split = split_of(tmp_path, [image if number % 2 else image[..., 0] for number, image in enumerate(images)])
+    steps = [0, 1, 2, 129, 3, 4, 18, 17]
+    together = list(map(endless(split, batch), steps))
+    monkeypatch.setattr("nevis_lite.data.TOGETHER", 1)
+    for (images, labels), (expected, expected_labels) in zip(together, map(endless(split, batch), steps), strict=True):
+        torch.testing.assert_close(images, expected, rtol=0, atol=0)
+        assert torch.equal(labels, expected_labels) and images.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_steps_trials_tasks_and_seeds_give_different_batches(tmp_path):
