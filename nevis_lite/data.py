@@ -257,4 +257,4 @@ def _taps(begin: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor, Ten
 
 def to_input(pixels: Tensor) -> Tensor:
     """uint8 (B, 1 or 3, S, S) -> floats 2v/255 - 1 with three channels."""
-    return (pixels.expand(-1, 3, -1, -1).float() * 2 / 255 - 1).contiguous(memory_format=torch.channels_last)
+    return (pixels.float() * 2 / 255 - 1).expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
