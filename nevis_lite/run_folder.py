@@ -10,14 +10,14 @@ import json
 import os
 from pathlib import Path
 
-import torch
-
 try:
     import fcntl
 except ImportError:  # Windows: two runs in one folder are then the user's care
     fcntl = None
 
 from nevis_lite.config import UserError, read_yaml, write_yaml
+
+# torch is imported by the functions that need it: pictures are written atomically, too, and need none.
 
 ROWS = ("trials", "tasks")
 EARLY_FILES = ("lock", "environment.json", "environment.json.part", "config.yaml.part")  # what a kill at the start may leave
@@ -93,6 +93,8 @@ class RunFolder:
 
     def _load_checkpoint(self) -> dict:
         """The newest whole checkpoint; the previous one if the newest cannot be read. UserError if none of them can."""
+        import torch
+
         damaged = []
         for name in ("checkpoint.pt", "checkpoint.previous.pt"):
             path = self.path / name
@@ -135,6 +137,8 @@ class RunFolder:
 
     def save(self, **state):
         """Write a checkpoint of `state` and the present rows; the one before it is kept."""
+        import torch
+
         self.state = {**state, "rows": {name: len(rows) for name, rows in self.rows.items()}}
         path = self.path / "checkpoint.pt"
         if path.is_file():
