@@ -118,13 +118,18 @@ def _load_unfinished(folder: Path) -> dict:
     begun = _parsed(path.read_text(encoding="utf-8"), path)
     if "head" not in begun:
         raise ValueError(f"{path}: does not say what run this is; when it has been finished (--resume), results.json will.")
-    lines = rows.read_text(encoding="utf-8").split("\n")[:-1] if rows.is_file() else []  # the last one may be half written
-    tasks = [_parsed(line, f"{rows}, line {count}") for count, line in enumerate(lines, start=1)]
+    tasks = rows_of(rows)
     results = {"name": folder.resolve().name, **begun["head"], "tasks": tasks}
     _check(results, rows)
     return results | summarise(tasks, results["phase"]) | {
         "error": None, "error_all": None, "unfinished": {"done": len(tasks), "planned": begun["planned"]},
         "reason": f"unfinished: {len(tasks)} of {begun['planned']} tasks are done"}
+
+
+def rows_of(path: Path) -> list[dict]:
+    """The rows of a `tasks.jsonl` or `trials.jsonl`, none if there's no such file; ValueError where one is damaged."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []  # the last one may be half written
+    return [_parsed(line, f"{path}, line {count}") for count, line in enumerate(lines, start=1)]
 
 
 def _parsed(text: str, where: Path | str) -> dict:

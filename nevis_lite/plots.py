@@ -10,6 +10,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ INK, PALE = "#2b2e33", "#d9dce1"
 BASELINES = {  # colour and marker; the colours are Okabe and Ito's, some of them darker or lighter
     "indep": ("#8a8d91", "o"), "ft-prev": ("#2e95d3", "s"), "ft-d": ("#d55e00", "D"), "ft-s": ("#009e73", "^"),
     "mt": ("#0072b2", "P"), "pt": ("#c46a9d", "v"), "pt-ft": ("#c98500", "X"), "bhpo": ("#7a7400", "*")}
-DASHES = ("-", "--", ":", "-.")  # of one baseline with several budgets
+LINES = (("-", "full"), ("--", "left"), (":", "bottom"), ("-.", "right"))  # and fills of markers: budgets of one baseline
 
 STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
@@ -79,5 +80,186 @@ def looks(baselines: Iterable[str]) -> dict[str, tuple[str, str]]:
     """{baseline: (colour, marker)}: those of BASELINES keep theirs, others take what is left, in alphabetical order."""
     names = set(baselines)
     free = [look for name, look in BASELINES.items() if name not in names] or list(BASELINES.values())
-    others = sorted(names - BASELINES.keys())
-    return BASELINES | {name: free[i % len(free)] for i, name in enumerate(others)}
+    return BASELINES | {name: free[i % len(free)] for i, name in enumerate(sorted(names - BASELINES.keys()))}
+
+
+def dodged(axes: Axes, columns: list[str], series: list[tuple[str, dict, list[dict | None]]], across: bool = False):
+    """Mean and standard deviation beside each other: of each (label, properties of a line, a spread for each of `columns`).
+
+    A spread is a `compare.spread_of`; what is None isn't drawn. `across` lays the axis of the values along x.
+    """
+    for number, (label, look, spreads) in enumerate(series):
+        offset = (number + 0.5) / len(series) - 0.5
+        points = [(place + 0.75 * offset, spread["mean"], spread["sd"] or 0.0)
+                  for place, spread in enumerate(spreads) if spread and spread["mean"] is not None]
+        places, means, sds = zip(*points, strict=True) if points else ((), (), ())
+        look = look | {"linestyle": "none", "elinewidth": 0.7, "label": label}
+        if across:
+            axes.errorbar(means, places, xerr=sds, **look)
+        else:
+            axes.errorbar(places, means, yerr=sds, **look)
+    axis, limits = (axes.yaxis, axes.set_ylim) if across else (axes.xaxis, axes.set_xlim)
+    axis.set_ticks(range(len(columns)), columns)
+    axis.set_tick_params(length=0)
+    axis.grid(False)
+    limits(*((len(columns) - 0.5, -0.5) if across else (-0.5, len(columns) - 0.5)))
+    for edge in range(len(columns) - 1):
+        (axes.axhline if across else axes.axvline)(edge + 0.5, color=PALE, linewidth=0.5)
+
+
+def legend(figure: Figure, axes: Axes, columns: int):
+    """The legend of `axes` above all parts of the figure, if it has more than one entry."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), columnspacing=1.2,
+                      handletextpad=0.4)
+
+
+def few_ticks(axes: Axes, text):
+    """Ticks on a logarithmic x axis, however narrow, with the labels text(value)."""
+    low, high = axes.get_xlim()
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+        if len(ticks) >= 3:
+            break
+    axes.set_xticks(ticks, [text(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+def label_points(axes: Axes, points: list[tuple[float, float, str]]):
+    """Write a text beside each (x, y, text), where it covers neither points nor texts, if there's such a place."""
+    axes.figure.draw_without_rendering()  # so that the scales are known
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform([point[:2] for point in points])]
+    ways = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)]
+    for x, y, text in points:
+        note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, va="center",
+                             arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.4, "shrinkA": 0, "shrinkB": 3})
+        note.set_in_layout(False)
+        for distance, (right, up) in ((distance, way) for distance in (6, 12, 20, 30) for way in ways):
+            note.set(position=(distance * right, distance * up), ha={1: "left", 0: "center", -1: "right"}[right])
+            box = note.get_window_extent().extents
+            if axes.bbox.x0 < box[0] and box[2] < axes.bbox.x1 and axes.bbox.y0 < box[1] and box[3] < axes.bbox.y1 and not any(
+                    box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3] for other in taken):
+                break
+        taken.append(box)
+
+
+def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]):
+    """Write the text of each (x, y, text, colour), ends of lines, to the right of the axes, one below the other."""
+    axes.figure.draw_without_rendering()
+    ends = sorted(ends, key=lambda end: end[1])
+    heights, gap = [axes.transData.transform(end[:2])[1] for end in ends], 9 / 72 * axes.figure.dpi
+    for _ in range(50):  # neighbours that are too close push each other away
+        for i in range(len(heights) - 1):
+            push = max(0.0, gap - heights[i + 1] + heights[i]) / 2
+            heights[i], heights[i + 1] = heights[i] - push, heights[i + 1] + push
+    for (x, y, text, colour), height in zip(ends, heights, strict=True):
+        share = (height - axes.bbox.y0) / axes.bbox.height
+        axes.annotate(text, (x, y), (1.03, share), textcoords="axes fraction", fontsize=7, va="center", annotation_clip=False,
+                      arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0})
+
+
+def heat(axes: Axes, cells: list[list[float | None]], rows: list[str], columns: list[str], label: str):
+    """A matrix as colours; up to 16 columns also as numbers. What is None stays empty."""
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    colours = LinearSegmentedColormap.from_list("", ["#31446b", "#8f8c83", "#ffe945"])  # the middle and the end of cividis
+    values = [value for row in cells for value in row if value is not None]
+    scale = Normalize(min(values), max(values))
+    drawn = axes.imshow([[math.nan if value is None else value for value in row] for row in cells], colours, scale,
+                        aspect="auto", interpolation="nearest")
+    axes.grid(False)
+    axes.figure.colorbar(drawn, ax=axes, label=label, shrink=0.8, aspect=30).outline.set_visible(False)
+    if len(columns) <= 16:
+        for i, row in enumerate(cells):
+            for j, value in enumerate(row):
+                if value is not None:
+                    axes.text(j, i, f"{value:.2f}"[value < 1:], ha="center", va="center", fontsize=6,
+                              color="#ffffff" if scale(value) < 0.45 else "#000000")
+    for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
+        axis.set_ticks(range(len(names)), names)
+        axis.set_tick_params(length=0, labelrotation=0)
+    axes.xaxis.set_tick_params(labelrotation=90)
+
+
+def short(text: str, width: int = 22) -> str:
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def slug(text: str) -> str:
+    """`text` as part of a file name."""
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
+
+
+# ---- pictures of runs, files, and the command -----------------------------------------------------------------------
+
+
+def load(folder: str | Path) -> dict:
+    """A run as `metrics.load` returns it, with the rows of its `trials.jsonl` as "trainings"; raises as it does."""
+    return metrics.load(folder) | {"trainings": metrics.rows_of(Path(folder) / "trials.jsonl")}
+
+
+def pictures(runs: list[dict]) -> list[Picture]:
+    """Every picture that these runs have data for; runs that `load` read also give that of the hyper-parameters.
+
+    ValueError when runs don't go together, as in `compare`; UserError without matplotlib.
+    """
+    from nevis_lite import nevis_plots  # which builds on this module
+
+    with style():
+        return nevis_plots.draw(runs)[0]
+
+
+def save(pictures: list[Picture], out: str | Path) -> list[Path]:
+    """Each picture as .png (200 dpi), .pdf and .csv in the folder `out`; returns the files. In a CSV, lists are JSON."""
+    out, files = Path(out), []
+    out.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        text = io.StringIO()
+        header = list(dict.fromkeys(key for row in picture.rows for key in row))
+        writer = csv.DictWriter(text, header, lineterminator="\n")
+        writer.writeheader()
+        for row in picture.rows:
+            writer.writerow({key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()})
+        contents = {"csv": text.getvalue().encode()}
+        with style():
+            for ending in ("png", "pdf"):
+                content = io.BytesIO()
+                picture.figure.savefig(content, format=ending, dpi=200, facecolor="white")
+                contents[ending] = content.getvalue()
+        for ending, content in contents.items():
+            files.append(out / f"{picture.name}.{ending}")
+            write_atomic(files[-1], lambda file, content=content: file.write(content))
+    return files
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns its exit code: 0 done, 2 wrong use or nothing to draw."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nevis_lite.plots", allow_abbrev=False,
+        description="Draw runs and lifetimes: a .png, a .pdf and the drawn data as .csv of each picture.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, also of one that goes on, or of a lifetime "
+                        f"of scenario.py; or the log of a lifetime: {lifelong_log.KINDS}")
+    parser.add_argument("--out", metavar="DIR", default="figures", help="folder of the pictures (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    try:
+        with style():
+            from nevis_lite import lifelong_plots, nevis_plots
+
+            paths = [Path(path) for path in arguments.runs]
+            lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
+            drawn, absent = nevis_plots.draw([load(path) for path in paths if path not in lives])
+            lifetimes, reasons = lifelong_plots.draw([lifelong_plots.load(path) for path in lives])
+            for file in save(drawn + lifetimes, arguments.out):
+                print(file)
+        for name, reason in {**absent, **reasons}.items():
+            print(f"not drawn: {name}: {reason}")
+        return 0 if drawn + lifetimes else 2
+    except (UserError, OSError, ValueError) as problem:
+        print(problem, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Pictures of lifetimes of alternating learning and evaluation, whose metrics `lifelong.py` has. Values are drawn as logged."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from nevis_lite import lifelong_log, plots
+from nevis_lite.lifelong_curves import experience_means, regimes_of, smooth
+from nevis_lite.lifelong_log import Log
+from nevis_lite.metrics import mean_of
+from nevis_lite.plots import INK, PALE, WIDE, Picture, canvas
+
+OWN, EXPERT = plots.BASELINES["ft-d"][0], plots.BASELINES["mt"][0]
+
+
+@dataclass
+class Lifetime:
+    log: Log
+    experts: list[Log]
+
+
+def is_lifetime(path: Path) -> bool:
+    """Whether `path` holds a lifetime and not a run: a log, or a folder of `scenario.py` or of l2logger."""
+    return path.is_file() or (path / "log.csv").is_file() or any(path.glob("**/data-log.tsv"))
+
+
+def load(path: Path) -> Lifetime:
+    """The log in `path`, with those of its experts where `scenario.py` has trained some; UserError, one sentence."""
+    if (path / "log.csv").is_file():
+        experts = [lifelong_log.read(file) for file in sorted((path / "experts").glob("*.csv"))]
+        return Lifetime(lifelong_log.read(path / "log.csv"), experts)
+    return Lifetime(lifelong_log.read(path), [])
+
+
+def draw(lifetimes: list[Lifetime]) -> tuple[list[Picture], dict[str, str]]:
+    """All pictures of lifetimes, and {name: why it is absent} of the others. Those with the same blocks are drawn together."""
+    groups, found = defaultdict(list), {}
+    for lifetime in lifetimes:
+        groups[tuple(_blocks(lifetime.log))].append(lifetime)
+    for members in groups.values():
+        end = f"-{plots.slug(members[0].log.name)}" * (len(groups) > 1)
+        for function in (evaluations, against_experts):
+            found[function.__name__ + end] = function(members)
+    return ([replace(picture, name=name) for name, picture in found.items() if isinstance(picture, Picture)],
+            {name: reason for name, reason in found.items() if isinstance(reason, str)})
+
+
+def evaluations(lifetimes: list[Lifetime]) -> Picture | str:
+    """What each task is worth in each evaluation, between the blocks in which the tasks were learned."""
+    log, rows = lifetimes[0].log, []
+    for lifetime in lifetimes:
+        bounds = lifetime.log.bounds()
+        rows += [{"lifetime": lifetime.log.name, "task": regime.task, "block": regime.block,
+                  "experience": int(lifetime.log.exp[bounds[regime.number]]), "performance": regime.terminal}
+                 for regime in regimes_of(lifetime.log) if not regime.train]
+    if not rows:
+        return "the log has no evaluation block"
+    figure, parts = _panels(log.tasks, 0.75, 1)
+    for task, axes in zip(log.tasks, parts, strict=False):
+        for start, end, trained in _blocks(log):
+            colour, alpha = (OWN, 0.25) if trained == task else (PALE, 0.5)
+            axes.axvspan(start, end, color=colour, alpha=alpha, linewidth=0)
+        by_place = defaultdict(list)
+        for row in rows:
+            if row["task"] == task:
+                by_place[row["block"], row["experience"]].append(row["performance"])
+        places = [place for _, place in by_place]
+        for values in zip(*by_place.values(), strict=True) if len(lifetimes) > 1 else ():
+            axes.plot(places, values, color=INK, alpha=0.3, linewidth=0.6)
+        axes.plot(places, [mean_of(values) for values in by_place.values()], "o-", color=INK, markersize=3)
+        axes.set_title(plots.short(task, 40), loc="left", fontsize=7)
+    figure.supxlabel("experience", fontsize=8)
+    figure.supylabel("performance in evaluation", fontsize=8)
+    return Picture("evaluations", f"Evaluations, {_who(lifetimes)}", (
+        "Points: mean of each evaluation of the task, as logged. Coloured: blocks in which this task is learned; pale: other "
+        "tasks are. A fall behind the colour is forgetting." + _faint(lifetimes)), figure, rows)
+
+
+def against_experts(lifetimes: list[Lifetime]) -> Picture | str:
+    """The learning curve of each task in the lifetime, and that of its single-task expert."""
+    curves = defaultdict(list)
+    for lifetime in lifetimes:
+        for who, log in (("lifetime", lifetime.log), *(("expert", expert) for expert in lifetime.experts)):
+            for task in log.tasks:
+                if len(learned := log.learned(task)):
+                    curves[task, who].append((log.name, experience_means(log.value[learned], log.exp[learned], [0])[0]))
+    tasks = [task for task in lifetimes[0].log.tasks if (task, "lifetime") in curves]
+    if not tasks:
+        return "the log has no learning block"
+    if not any(who == "expert" for _, who in curves):
+        return "there is no log of a single-task expert"
+    figure, parts = _panels(tasks, 1.2, 3)
+    rows = []
+    for task, axes in zip(tasks, parts, strict=False):
+        for who, colour, line in (("lifetime", OWN, "-"), ("expert", EXPERT, "--")):
+            found = curves[task, who]
+            rows += [{"task": task, "of": who, "log": name, "experience": i, "performance": float(value)}
+                     for name, values in found for i, value in enumerate(values)]
+            for _, values in found:
+                axes.plot(values, color=colour, alpha=0.3, linewidth=0.6, rasterized=len(values) > 2000)
+            if found:
+                length = min(len(values) for _, values in found)
+                axes.plot(smooth(np.mean([values[:length] for _, values in found], axis=0)), line, color=colour, label=who)
+        axes.set_title(plots.short(task), loc="left", fontsize=7)
+    figure.supxlabel("experiences of learning that were logged", fontsize=8)
+    figure.supylabel("performance in learning", fontsize=8)
+    plots.legend(figure, parts[0], 2)
+    return Picture("against_experts", f"Learning against experts, {_who(lifetimes)}", (
+        "Each task in the lifetime and learned alone, from its first experience on. Faint: values as logged; bold: their mean "
+        "over the logs, cut to the shortest and smoothed as for the metrics."), figure, rows)
+
+
+def _blocks(log: Log) -> list[tuple[int, int, str]]:
+    """(First experience, that of the next regime, task) of each regime in which a task is learned."""
+    bounds = log.bounds().tolist()
+    ends = [*log.exp[bounds[1:-1]].tolist(), int(log.exp[-1])]
+    return [(int(log.exp[start]), end, log.tasks[log.task[start]]) for start, end in zip(bounds[:-1], ends, strict=True)
+            if log.train[start]]
+
+
+def _panels(tasks: list[str], height: float, columns: int):
+    """(Figure, axes) with a part for each task, and none that is empty."""
+    columns = min(len(tasks), max(columns, -(-len(tasks) // 10)))
+    lines = -(-len(tasks) // columns)
+    figure = canvas(WIDE, 0.6 + height * lines)
+    parts = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for axes in parts[len(tasks):]:
+        axes.remove()
+    return figure, parts
+
+
+def _who(lifetimes: list[Lifetime]) -> str:
+    return lifetimes[0].log.name if len(lifetimes) == 1 else f"{len(lifetimes)} lifetimes"
+
+
+def _faint(lifetimes: list[Lifetime]) -> str:
+    return f" Faint: {len(lifetimes)} lifetimes; bold: their mean." if len(lifetimes) > 1 else ""

@@ -1,0 +1,149 @@
+"""Pictures of the tasks of a NEVIS stream, and of who learned from whom, after the figures of the paper (arXiv 2211.11747).
+
+A function draws one picture, or returns a str that says why there is none, inside of `with plots.style()`. All numbers come
+from `analysis`.
+"""
+
+from __future__ import annotations
+
+from nevis_lite import analysis, plots
+from nevis_lite.metrics import name_of
+from nevis_lite.plots import INK, NARROW, PALE, WIDE, Picture, canvas
+
+MOST_NAMES = 30  # of tasks along an axis; where there are more, years stand in their place
+BY = {"domain": "domain", "num_train": "training images", "resolution": "shorter side of the images"}
+
+
+def statistics(run: dict) -> Picture | str:
+    """The tasks of a stream: years, domains, resolutions, classes and training images (Fig. 2)."""
+    tasks = run["tasks"]
+    if not tasks:
+        return "no task is done"
+    counts = {"year": [(year, sum(task["year"] == year for task in tasks),
+                        sum(task["year"] == year and task["meta"] == "test" for task in tasks))
+                       for year in range(tasks[0]["year"], tasks[-1]["year"] + 1)]}
+    for row in analysis.slices(run):
+        counts.setdefault(row["by"], []).append((row["slice"], row["tasks"], row["meta_test_tasks"]))
+    figure = canvas(WIDE, 3.8)
+    parts = figure.subplot_mosaic([["year", "domain"], ["size", "resolution"]])
+    for by in ("year", "domain", "resolution"):
+        names, heights, judged = zip(*counts[by], strict=True)
+        bars, along = (parts[by].bar, parts[by].yaxis) if by == "year" else (parts[by].barh, parts[by].xaxis)
+        bars(names, heights, color=INK, alpha=0.4, linewidth=0)
+        bars(names, judged, color=INK, linewidth=0)
+        along.get_major_locator().set_params(integer=True)
+        along.set_label_text("tasks")
+        parts[by].grid(False, axis="x" if by == "year" else "y")
+    for meta, fill in (("train", "none"), ("test", INK)):
+        points = [(task["num_train"], task["num_classes"]) for task in tasks if task["meta"] == meta]
+        parts["size"].plot(*zip(*points, strict=True) if points else ((), ()), "o", color=INK, markerfacecolor=fill,
+                           markersize=3, markeredgewidth=0.6)
+    parts["year"].set_xlabel("year")
+    parts["domain"].invert_yaxis()
+    parts["resolution"].set_ylabel(BY["resolution"])
+    parts["size"].set(xscale="log", yscale="log", xlabel=BY["num_train"], ylabel="classes")
+    shown = ("index", "task", "name", "year", "occurrence", "domain", "kind", "num_classes", "num_train", "resolution", "meta")
+    rows = [{key: task[key] for key in shown} for task in tasks]
+    return Picture("statistics", "The tasks of the stream", (
+        f"{len(tasks)} tasks by year, domain and resolution, and the sizes of each. Dark and filled: meta-test tasks."
+        + (f" The run goes on: {run['unfinished']['planned']} tasks are planned." if "unfinished" in run else "")), figure, rows)
+
+
+def relatedness(run: dict, colour: str) -> Picture | str:
+    """The k-NN accuracies that sources are chosen by, earlier tasks against later ones (Fig. 3); the source in `colour`."""
+    found = analysis.relatedness(run)
+    if "scores" in found["missing"]:
+        return found["missing"]["scores"]
+    names = {None: "scratch", **{task["index"]: f"{task['index']} {name_of(task)}" for task in run["tasks"]}}
+    chosen = [names.get(task["source"], task["source"]) for task in run["tasks"]]
+    rows = [{"source": source, "target": target, "score": score, "chosen": source == best}
+            for source, scores in zip(found["sources"], found["scores"], strict=True)
+            for target, score, best in zip(found["targets"], scores, chosen, strict=True) if score is not None]
+    figure, axes = _matrix(found["scores"], found["sources"], found["targets"], "k-NN accuracy or mAP on dev")
+    for target, best in enumerate(chosen):
+        if best in found["sources"]:
+            axes.plot(target, found["sources"].index(best), "s", color=colour, fillstyle="none", markeredgewidth=1,
+                      markersize=min(13.0, 250 / len(chosen)))
+    if len(chosen) > MOST_NAMES:
+        year_axis(axes, run["tasks"])
+    return Picture("relatedness", f"Relatedness of tasks, {run['name']}", (
+        "Each cell: how well nearest neighbours classify the target, with the features of the source. Framed: the source that "
+        "the target started from. Empty: not measured."), figure, rows)
+
+
+def measured_transfer(runs: list[dict]) -> Picture | str:
+    """Error of each target after learning each source (Fig. 3, by finetuning)."""
+    found = analysis.measured_transfer(runs)
+    rows = [{"source": source, "target": target, "error": error, "trainings": count}
+            for source, errors, counts in zip(found["sources"], found["error"], found["n"], strict=True)
+            for target, error, count in zip(found["targets"], errors, counts, strict=True) if count]
+    if not rows:
+        return "no training tells its source"
+    figure, _ = _matrix(found["error"], found["sources"], found["targets"], "mean error")
+    return Picture("transfer", "Measured transfer", (
+        "Each cell: mean error of the target when its weights came from the source; lower is better within a column."
+        + (f" Left out: {len(found['left_out'])} trainings that don't tell." if found["left_out"] else "")), figure, rows)
+
+
+def sources(run: dict, colour: str) -> Picture | str:
+    """Arcs from each task to those that started from it (Fig. 18); the longest chain in `colour`."""
+    graph, tasks = analysis.source_graph(run), run["tasks"]
+    if all(row["source"] in (None, "pretrained") for row in graph["tasks"]):
+        return "no task started from an earlier one"
+    from matplotlib.patches import Arc
+
+    places = {row["index"]: place for place, row in enumerate(graph["tasks"])}
+    longest = next((row["chain"] for row in graph["tasks"] if row["links"] == graph["longest"]), None) or []
+    figure = canvas(WIDE, 3.0)
+    axes = figure.subplots()
+    arcs = [(row["source"], row["index"], "-") for row in graph["tasks"]]
+    arcs += [(other, row["index"], ":") for row in graph["tasks"] for other in row["auxiliaries"] if other != row["source"]]
+    for source, target, line in arcs:
+        if source in places:
+            wide = places[target] - places[source]
+            marked = line == "-" and source in longest and target in longest
+            axes.add_patch(Arc(((places[source] + places[target]) / 2, 0), wide, 2 * wide, theta2=180, linestyle=line,
+                               color=colour if marked else INK, linewidth=1.4 if marked else 0.6, alpha=1 if marked else 0.6))
+    for row in graph["tasks"]:
+        fill = {None: "none", "pretrained": PALE}.get(row["source"], INK)
+        axes.plot(places[row["index"]], 0, "o", color=INK, markerfacecolor=fill, markersize=3, markeredgewidth=0.6,
+                  clip_on=False)
+    year_axis(axes, tasks, names=True)
+    axes.set(xlim=(-0.5, len(tasks) - 0.5), ylim=(0, 1.05 * max((places[b] - places[a] for a, b, _ in arcs if a in places))))
+    axes.yaxis.set_visible(False)
+    axes.spines["left"].set_visible(False)
+    rows = [{key: row[key] for key in ("index", "name", "year", "meta", "source", "auxiliaries", "score", "links", "chain")}
+            for row in graph["tasks"]]
+    return Picture("sources", f"Who learned from whom, {run['name']}", (
+        "An arc leads from the task whose weights were taken to the one that started from them; dotted: its data were trained "
+        "on, too. Hollow: from scratch; pale: from the pretrained network. "
+        + (f"Coloured: the longest chain, of {graph['longest']} links; {graph['mean']:.1f} on average. " if longest else "")
+        + "Shaded: meta-test tasks."), figure, rows)
+
+
+def year_axis(axes, tasks: list[dict], names: bool = False):
+    """The tasks as the x axis: years below (with `names`, names if they find room), the meta-test tasks shaded."""
+    if names and len(tasks) <= MOST_NAMES:
+        axes.set_xticks(range(len(tasks)), [f"{task['year']} {plots.short(name_of(task), 18)}" for task in tasks], rotation=90)
+    else:
+        places = []
+        for place, task in enumerate(tasks):
+            if task["year"] != tasks[place - 1]["year"] or not place:
+                if not places or place - places[-1] >= len(tasks) / 15:
+                    places.append(place)
+        axes.set_xticks(places, [tasks[place]["year"] for place in places])
+    axes.grid(False, axis="x")
+    for place, task in enumerate(tasks):
+        if task["meta"] == "test":
+            axes.axvspan(place - 0.5, place + 0.5, color=PALE, alpha=0.5, linewidth=0, zorder=0)
+
+
+def _matrix(cells: list[list], sources: list[str], targets: list[str], label: str):
+    """A heat map with tasks on both sides; (figure, axes)."""
+    figure = canvas(WIDE if len(targets) > 6 else NARROW, min(6.2, 1.8 + 0.2 * len(sources)))
+    axes = figure.subplots()
+    named = max(len(sources), len(targets)) <= MOST_NAMES
+    rows, columns = ([plots.short(name) * named for name in names] for names in (sources, targets))
+    plots.heat(axes, cells, rows, columns, label)
+    axes.set(xlabel="target", ylabel="source")
+    return figure, axes
