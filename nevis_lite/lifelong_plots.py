@@ -12,7 +12,7 @@ from nevis_lite import lifelong_log, plots
 from nevis_lite.lifelong_curves import experience_means, regimes_of, smooth
 from nevis_lite.lifelong_log import Log
 from nevis_lite.metrics import mean_of
-from nevis_lite.plots import INK, PALE, WIDE, Picture, canvas
+from nevis_lite.plots import INK, PALE, Picture
 
 OWN, EXPERT = plots.BASELINES["ft-d"][0], plots.BASELINES["mt"][0]
 
@@ -59,8 +59,8 @@ def evaluations(lifetimes: list[Lifetime]) -> Picture | str:
                  for regime in regimes_of(lifetime.log) if not regime.train]
     if not rows:
         return "the log has no evaluation block"
-    figure, parts = _panels(log.tasks, 0.75, 1)
-    for task, axes in zip(log.tasks, parts, strict=False):
+    figure, parts = plots.panels(len(log.tasks), 1 + len(log.tasks) // 9, 0.75, sharex=True, sharey=True)
+    for task, axes in zip(log.tasks, parts, strict=True):
         for start, end, trained in _blocks(log):
             colour, alpha = (OWN, 0.25) if trained == task else (PALE, 0.5)
             axes.axvspan(start, end, color=colour, alpha=alpha, linewidth=0)
@@ -93,9 +93,9 @@ def against_experts(lifetimes: list[Lifetime]) -> Picture | str:
         return "the log has no learning block"
     if not any(who == "expert" for _, who in curves):
         return "there is no log of a single-task expert"
-    figure, parts = _panels(tasks, 1.2, 3)
+    figure, parts = plots.panels(len(tasks), min(3, len(tasks)), 1.2, sharex=True, sharey=True)
     rows = []
-    for task, axes in zip(tasks, parts, strict=False):
+    for task, axes in zip(tasks, parts, strict=True):
         for who, colour, line in (("lifetime", OWN, "-"), ("expert", EXPERT, "--")):
             found = curves[task, who]
             rows += [{"task": task, "of": who, "log": name, "experience": i, "performance": float(value)}
@@ -108,7 +108,7 @@ def against_experts(lifetimes: list[Lifetime]) -> Picture | str:
         axes.set_title(plots.short(task), loc="left", fontsize=7)
     figure.supxlabel("experiences of learning that were logged", fontsize=8)
     figure.supylabel("performance in learning", fontsize=8)
-    plots.legend(figure, parts[0], 2)
+    plots.legend(figure, parts[0])
     return Picture("against_experts", f"Learning against experts, {_who(lifetimes)}", (
         "Each task in the lifetime and learned alone, from its first experience on. Faint: values as logged; bold: their mean "
         "over the logs, cut to the shortest and smoothed as for the metrics."), figure, rows)
@@ -120,17 +120,6 @@ def _blocks(log: Log) -> list[tuple[int, int, str]]:
     ends = [*log.exp[bounds[1:-1]].tolist(), int(log.exp[-1])]
     return [(int(log.exp[start]), end, log.tasks[log.task[start]]) for start, end in zip(bounds[:-1], ends, strict=True)
             if log.train[start]]
-
-
-def _panels(tasks: list[str], height: float, columns: int):
-    """(Figure, axes) with a part for each task, and none that is empty."""
-    columns = min(len(tasks), max(columns, -(-len(tasks) // 10)))
-    lines = -(-len(tasks) // columns)
-    figure = canvas(WIDE, 0.6 + height * lines)
-    parts = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for axes in parts[len(tasks):]:
-        axes.remove()
-    return figure, parts
 
 
 def _who(lifetimes: list[Lifetime]) -> str:

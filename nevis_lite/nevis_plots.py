@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from nevis_lite import analysis, compare, plots
 from nevis_lite.compare import spread_of
@@ -22,10 +22,11 @@ MEANS = "mean and standard deviation over the seeds"
 
 @dataclass
 class Series:
-    """The runs of one baseline, where budgets differ at one budget; `look` are the properties of its lines."""
+    """The runs of one baseline, where budgets differ at one budget. `label` is as in `compare`; `name`, shorter, is drawn."""
 
     label: str
-    look: dict
+    name: str
+    look: dict  # properties of its lines
     runs: list[dict]
 
     @property
@@ -42,13 +43,24 @@ def series_of(runs: list[dict], among: list[dict] = ()) -> list[Series]:
     looks, groups, seen = plots.looks(run["baseline"] for run in [*runs, *among]), defaultdict(list), Counter()
     for run, label in zip(runs, compare.labels_of(runs), strict=True):
         groups[label].append(run)
-    series = [Series(label, {}, members) for label, members in groups.items()]
-    for each in sorted(series, key=lambda each: each.label):
-        colour, marker = looks[each.baseline]
-        line, fill = plots.LINES[seen[each.baseline] % len(plots.LINES)]
-        each.look = {"color": colour, "marker": marker, "linestyle": line, "fillstyle": fill}
-        seen[each.baseline] += 1
-    return sorted(series, key=lambda each: list(looks).index(each.baseline))
+    order = sorted(groups.items(), key=lambda item: (list(looks).index(item[1][0]["baseline"]), _budget(item[1][0]), item[0]))
+    count, series = Counter(members[0]["baseline"] for members in groups.values()), []
+    for label, members in order:
+        baseline = members[0]["baseline"]
+        (colour, marker), (line, fill) = looks[baseline], plots.LINES[seen[baseline] % len(plots.LINES)]
+        look = {"color": colour, "marker": marker, "linestyle": line, "fillstyle": fill}
+        series.append(Series(label, label if count[baseline] > 1 else baseline, look, members))
+        seen[baseline] += 1
+    return series
+
+
+def largest(runs: list[dict]) -> list[dict]:
+    """Of each baseline the runs of its largest budget, or of the largest that has a finished run."""
+    best = {}
+    for run in runs:
+        each = "unfinished" not in run, _budget(run)
+        best[run["baseline"]] = max(best.get(run["baseline"], each), each)
+    return [run for run in runs if best[run["baseline"]][1] == _budget(run)]
 
 
 def draw(runs: list[dict]) -> tuple[list[Picture], dict[str, str]]:
@@ -64,15 +76,17 @@ def draw(runs: list[dict]) -> tuple[list[Picture], dict[str, str]]:
         groups[run["stream"], run["phase"]].append(run)
     phases = list(dict.fromkeys(phase for _, phase in groups))
     for (stream, phase), members in groups.items():
-        where, series = stream + f", {phase}" * (len(phases) > 1), series_of(members, among=runs)
+        where = stream + f", {phase}" * (len(phases) > 1)
         end = f"-{plots.slug(where)}" * (len(groups) > 1)
-        for function in (pareto, regret, slices, forward_transfer, learning_curves, hyperparameters):
-            found[function.__name__ + end] = function(series), where
+        series, top = series_of(members, among=runs), series_of(largest(members), among=runs)
+        found["pareto" + end], found["regret" + end] = (pareto(series), where), (regret(series), where)
+        for function in (slices, forward_transfer, learning_curves, hyperparameters):
+            found[function.__name__ + end] = function(top), where
         found["statistics" + end] = statistics(_longest(series)), where
-        for each in series:
+        for each in top:
             run = max(each.runs, key=lambda run: (len(run["tasks"]), -run["seed"]))
             for function in (relatedness, sources):
-                found[f"{function.__name__}-{plots.slug(each.label)}{end}"] = function(run, each.look["color"]), where
+                found[f"{function.__name__}-{plots.slug(each.name)}{end}"] = function(run, each.look["color"]), where
     for phase in phases:
         members = [run for run in others if run["phase"] == phase]
         found["variants" + f"-{phase}" * (len(phases) > 1)] = variants(members), phase
@@ -93,7 +107,7 @@ def pareto(series: list[Series]) -> Picture | str:
     if not shown:
         return "no run is finished and has a mean error"
     figure = canvas(NARROW, 2.8)
-    axes, rows, names = figure.subplots(), [], {}
+    axes, rows, names, bars = figure.subplots(), [], {}, []
     for each in shown:
         group, partial = found[each.label], any(run["partial"] for run in each.finished)
         compute, errors = ([run[key] for run in each.finished] for key in ("cflop", "error"))
@@ -103,6 +117,8 @@ def pareto(series: list[Series]) -> Picture | str:
         look = each.look | {"linestyle": "none", "fillstyle": "none" if partial else "full"}
         axes.plot(compute, errors, ".", color=look["color"], alpha=0.4, markersize=3, markeredgewidth=0)
         axes.errorbar(row["cflop"], row["error"], row["error_sd"], row["cflop_sd"], **look, elinewidth=0.7)
+        (x, y), (dx, dy) = ((row[key + end] or 0.0 for key in ("cflop", "error")) for end in ("", "_sd"))
+        bars += [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
         names[each.baseline] = row["cflop"], row["error"], each.baseline + " (partial)" * partial
     for _, budgets in groupby(zip(shown, rows, strict=True), key=lambda pair: pair[0].baseline):
         budgets = list(budgets)
@@ -112,12 +128,13 @@ def pareto(series: list[Series]) -> Picture | str:
     if front:
         axes.plot(*zip(*front, strict=True), color=INK, linewidth=0.8, linestyle=":", drawstyle="steps-post", zorder=1)
     axes.set(xscale="log", xlabel="compute of the whole stream", ylabel=_error_of(series))
-    plots.few_ticks(axes, human)
-    plots.label_points(axes, list(names.values()))
+    plots.few_ticks(axes.xaxis, human)
+    bars += [edge for (x, y), (x2, y2) in pairwise(front) for edge in ((x, y, x2, y), (x2, y, x2, y2))]
+    plots.label_points(axes, list(names.values()), bars)
     return Picture("pareto", "Error against compute", (
         f"Lower and further to the left is better. Large points with bars: {MEANS}; small ones: the runs. A thin line joins "
         "the budgets of a baseline. No mean beats those on the dotted steps, the Pareto front, in both. Hollow: runs that miss "
-        f"tasks, and stand on no front.{_left_out(series)}"), figure, rows)
+        f"tasks, and stand on no front.{_notes(series)}"), figure, rows)
 
 
 def regret(series: list[Series]) -> Picture | str:
@@ -139,8 +156,8 @@ def regret(series: list[Series]) -> Picture | str:
         axes.plot(x, means, **each.look, markevery=max(1, len(x) // 12))
         if spreads[0]["sd"] is not None:
             low, high = ([spread["mean"] + sign * spread["sd"] for spread in spreads] for sign in (-1, 1))
-            axes.fill_between(x, low, high, color=each.look["color"], alpha=0.15, linewidth=0)
-        ends.append((x[-1], means[-1], each.label, each.look["color"]))
+            axes.fill_between(x, low, high, color=each.look["color"], alpha=0.1, linewidth=0)
+        ends.append((x[-1], means[-1], each.name, each.look["color"]))
         rows += [{"baseline": each.label, **{key: row[key] for key in ("index", "name", "year", "meta")}, **spread}
                  for row, spread in zip(known[0], spreads, strict=True)]
     if not rows:
@@ -171,37 +188,34 @@ def slices(series: list[Series]) -> Picture | str:
         found = {each.label: [spread_of([table.get((by, name), {"error": None})["error"] for table in tables[each.label]])
                               for name in names] for each in series}
         plots.dodged(axes, [f"{name}\n{keys[by, name]}" for name in names],
-                     [(each.label, each.look, found[each.label]) for each in series])
+                     [(each.name, each.look, found[each.label]) for each in series])
         axes.set(xlabel=f"{BY[by]}, and number of tasks", ylabel="mean error" * (by != "resolution"), ylim=(0, None))
         rows += [{"by": by, "slice": name, "tasks": keys[by, name], "baseline": label, **spreads[place]}
                  for place, name in enumerate(names) for label, spreads in found.items()]
-    plots.legend(figure, parts["domain"], 8)
+    plots.legend(figure, parts["domain"])
     return Picture("slices", "Errors by domain and size", (
         f"Error of all tasks of a kind, {MEANS}. A mean is missing where the error of a task is undefined."
-        f"{_left_out(series)}"), figure, rows)
+        f"{_notes(series)}"), figure, rows)
 
 
 def variants(runs: list[dict]) -> Picture | str:
-    """Mean errors on a stream, in other orders and after ablations (Fig. 10)."""
-    families = defaultdict(set)
-    for run in runs:
-        families[run["stream"].split(" (")[0]].add(run["stream"])
-    runs = [run for run in runs if len(families[run["stream"].split(" (")[0]]) > 1]
+    """Mean errors on a stream, in other orders and after ablations (Fig. 10), of the baselines that were run on one."""
+    labels = {label for run, label in zip(runs, compare.labels_of(runs), strict=True) if " (" in run["stream"]}
     rows = [{**{key: row[key] for key in ("stream", "baseline", "draws", "tasks")}, **row["error"],
-             "difference": row["difference"]} for row in analysis.variants(runs)]
+             "difference": row["difference"]} for row in analysis.variants(runs) if row["baseline"] in labels]
     if not any(row["mean"] is not None for row in rows):
-        return "no finished runs of a stream and of its orders or ablations"
+        return "no finished run of an order or ablation of a stream"
     found = {(row["stream"], row["baseline"]): row for row in rows}
-    names, series = sorted({row["stream"] for row in rows}), series_of(runs)
+    names, series = sorted({row["stream"] for row in rows}), [each for each in series_of(runs) if each.label in labels]
     figure = canvas(WIDE, 0.8 + len(names) * max(0.28, 0.1 * len(series)))
     axes = figure.subplots()
-    plots.dodged(axes, names, [(each.label, each.look, [found.get((name, each.label)) for name in names]) for each in series],
+    plots.dodged(axes, names, [(each.name, each.look, [found.get((name, each.label)) for name in names]) for each in series],
                  across=True)
-    axes.set(xlabel="mean error" if len(series) > 1 else f"mean error of {series[0].label}")
-    plots.legend(figure, axes, 8)
+    axes.set_xlabel("mean error" if len(series) > 1 else f"mean error of {series[0].name}")
+    plots.legend(figure, axes)
     return Picture("variants", "Orders and ablations", (
         "Mean error on each stream, mean and standard deviation over seeds and draws. Where the tasks of S_Ts differ, errors "
-        f"are those of different tasks.{_left_out(series)}"), figure, rows)
+        f"are those of different tasks.{_notes(series)}"), figure, rows)
 
 
 def learning_curves(series: list[Series]) -> Picture | str:
@@ -211,11 +225,8 @@ def learning_curves(series: list[Series]) -> Picture | str:
         return "no task has a learning curve"
     count = min(MOST_CURVES, len(tasks))
     chosen = [tasks[round(i * (len(tasks) - 1) / max(1, count - 1))] for i in range(count)]
-    columns = min(4, count)
-    lines = -(-count // columns)
-    figure = canvas(WIDE if columns > 2 else NARROW, 0.6 + 1.15 * lines)
-    parts, rows = figure.subplots(lines, columns, squeeze=False, sharex=True).ravel(), []
-    for axes, task in zip(parts, chosen, strict=False):
+    (figure, parts), rows = plots.panels(count, min(4, count), 1.15, sharex=True), []
+    for axes, task in zip(parts, chosen, strict=True):
         for each in series:
             curves = [own["curve"] for run in each.runs for own in run["tasks"]
                       if own["index"] == task["index"] and own["curve"]]
@@ -223,16 +234,14 @@ def learning_curves(series: list[Series]) -> Picture | str:
             spreads = [(points[0][0], spread_of([error for _, error in points])) for points in zip(*curves, strict=True)]
             if spreads:
                 axes.plot([step for step, _ in spreads], [spread["mean"] for _, spread in spreads], **each.look,
-                          label=each.label, markersize=2.5, linewidth=0.9)
+                          label=each.name, markersize=2.5, linewidth=0.9)
             rows += [{"index": task["index"], "name": name_of(task), "year": task["year"], "baseline": each.label, "step": step,
                       **spread} for step, spread in spreads]
-        axes.set_title(f"{task['year']} {plots.short(name_of(task))}" + "*" * (task["meta"] == "test"), fontsize=7)
+        axes.set_title(f"{task['year']} {plots.short(name_of(task), 18)}" + "*" * (task["meta"] == "test"), fontsize=7)
         axes.set_ylim(0, None)
-    for axes in parts[count:]:
-        axes.remove()
     figure.supxlabel("updates", fontsize=8)
     figure.supylabel("error on dev", fontsize=8)
-    plots.legend(figure, parts[0], 8)
+    plots.legend(figure, parts[0])
     return Picture("learning_curves", "Learning curves", (
         "Error on dev in the training that won the search, mean over the seeds whose steps agree; * marks meta-test tasks."
         + f" {count} of {len(tasks)} tasks, evenly spread over the stream." * (count < len(tasks))), figure, rows)
@@ -256,13 +265,13 @@ def hyperparameters(series: list[Series]) -> Picture | str:
     parts = figure.subplots(len(shown), 2, squeeze=False, sharex="col", sharey=True)
     for each, line in zip(shown, parts, strict=True):
         for key, axes in zip(keys, line, strict=True):
-            for best, look in ((False, {"s": 5, "color": INK, "alpha": 0.35}),
+            for best, look in ((False, {"s": 5 if len(rows) < 2000 else 2, "color": INK, "alpha": 0.35}),
                                (True, {"s": 12, "color": each.look["color"], "marker": each.look["marker"]})):
                 points = [(row[key], row["above_best"]) for row in rows
                           if row["baseline"] == each.label and (row["rank"] == 1) == best and row[key] is not None]
                 axes.scatter(*zip(*points, strict=True) if points else ((), ()), **look, linewidth=0,
                              rasterized=len(points) > 1000)
-        line[0].set_title(each.label, loc="left", fontsize=7)
+        line[0].set_title(each.name, loc="left", fontsize=7)
     parts[0, 0].set_xscale("log")
     parts[-1, 0].set_xlabel("learning rate")
     parts[-1, 1].set_xlabel("label smoothing")
@@ -286,13 +295,13 @@ def forward_transfer(series: list[Series]) -> Picture | str:
             for key, by_label in spreads.items() for label, spread in by_label.items() if spread["n"]]
     if not rows:
         return "no data set came twice with comparable learning curves"
-    figure = canvas(WIDE, 0.8 + len(spreads) * max(0.3, 0.09 * len(series)))
+    figure = canvas(WIDE, 0.8 + len(spreads) * max(0.3, 0.07 * len(series)))
     axes = figure.subplots()
     plots.dodged(axes, [pairs[key][0] for key in spreads], [
-        (each.label, each.look, [by_label[each.label] for by_label in spreads.values()]) for each in series], across=True)
+        (each.name, each.look, [by_label[each.label] for by_label in spreads.values()]) for each in series], across=True)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="forward transfer (AUC$_2$ - AUC$_1$) / (1 - AUC$_1$)")
-    plots.legend(figure, axes, 8)
+    plots.legend(figure, axes)
     return Picture("forward_transfer", "Forward transfer to repeated tasks", (
         "How much better the later training learned than the first one on the same data set: 1 is perfect at once, 0 no "
         f"better. {MEANS.capitalize()} for which it is defined."), figure, rows)
@@ -315,6 +324,12 @@ def _error_of(series: list[Series]) -> str:
     return "mean error, meta-test tasks" if judged else "mean error, all tasks"
 
 
-def _left_out(series: list[Series]) -> str:
+def _budget(run: dict) -> int:
+    return run["trials"] * run["steps"]
+
+
+def _notes(series: list[Series]) -> str:
+    """What a reader must know of the runs, for the end of a caption."""
     names = [run["name"] for run in _runs(series) if "unfinished" in run]
-    return f" Left out, since unfinished: {', '.join(names)}." if names else ""
+    notes = f" Budgets: {'; '.join(each.label for each in series)}." if any(each.label != each.name for each in series) else ""
+    return notes + (f" Left out, since unfinished: {', '.join(names)}." if names else "")

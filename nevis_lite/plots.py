@@ -13,10 +13,12 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from nevis_lite import lifelong_log, metrics
 from nevis_lite.config import UserError
@@ -24,6 +26,7 @@ from nevis_lite.run_folder import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
@@ -88,12 +91,13 @@ def dodged(axes: Axes, columns: list[str], series: list[tuple[str, dict, list[di
 
     A spread is a `compare.spread_of`; what is None isn't drawn. `across` lays the axis of the values along x.
     """
+    room = 72 / axes.figure.dpi * (axes.bbox.height if across else axes.bbox.width) / len(columns) / len(series)  # points
     for number, (label, look, spreads) in enumerate(series):
         offset = (number + 0.5) / len(series) - 0.5
         points = [(place + 0.75 * offset, spread["mean"], spread["sd"] or 0.0)
                   for place, spread in enumerate(spreads) if spread and spread["mean"] is not None]
         places, means, sds = zip(*points, strict=True) if points else ((), (), ())
-        look = look | {"linestyle": "none", "elinewidth": 0.7, "label": label}
+        look = look | {"linestyle": "none", "elinewidth": 0.7, "label": label, "markersize": min(4.0, room)}
         if across:
             axes.errorbar(means, places, xerr=sds, **look)
         else:
@@ -107,42 +111,63 @@ def dodged(axes: Axes, columns: list[str], series: list[tuple[str, dict, list[di
         (axes.axhline if across else axes.axvline)(edge + 0.5, color=PALE, linewidth=0.5)
 
 
-def legend(figure: Figure, axes: Axes, columns: int):
+def panels(count: int, columns: int, height: float, **shared) -> tuple[Figure, list[Axes]]:
+    """A figure with a part of `height` inches for each of `count` things, in rows of `columns`; `shared` as in `subplots`."""
+    lines = -(-count // columns)
+    figure = canvas(WIDE, 0.6 + height * lines)
+    parts = figure.subplots(lines, columns, squeeze=False, **shared).ravel()
+    for axes in parts[count:]:
+        axes.remove()
+    for axes in parts[max(0, count - columns) : count]:  # below some of them is an empty place
+        axes.xaxis.set_tick_params(labelbottom=True)
+    return figure, list(parts[:count])
+
+
+def legend(figure: Figure, axes: Axes):
     """The legend of `axes` above all parts of the figure, if it has more than one entry."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), columnspacing=1.2,
+        columns = int(17 * figure.get_figwidth() / (max(map(len, labels)) + 5))  # 17 characters an inch
+        figure.legend(handles, labels, loc="outside upper center", ncols=max(1, min(columns, len(labels))), columnspacing=1.2,
                       handletextpad=0.4)
 
 
-def few_ticks(axes: Axes, text):
-    """Ticks on a logarithmic x axis, however narrow, with the labels text(value)."""
-    low, high = axes.get_xlim()
+def few_ticks(axis: Axis, text: Callable[[float], str]):
+    """Ticks on a logarithmic axis, however narrow, with the labels text(value)."""
+    low, high = axis.get_view_interval()
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
         ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
-        if len(ticks) >= 3:
+        if len(ticks) >= 2:
             break
-    axes.set_xticks(ticks, [text(tick) for tick in ticks])
-    axes.set_xticks([], minor=True)
+    axis.set_ticks(ticks, [text(tick) for tick in ticks])
+    axis.set_ticks([], minor=True)
 
 
-def label_points(axes: Axes, points: list[tuple[float, float, str]]):
-    """Write a text beside each (x, y, text), where it covers neither points nor texts, if there's such a place."""
-    axes.figure.draw_without_rendering()  # so that the scales are known
-    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform([point[:2] for point in points])]
+def label_points(axes: Axes, points: list[tuple[float, float, str]], lines: list[tuple[float, float, float, float]]):
+    """Write a text beside each (x, y, text), where it covers the least of points, texts and `lines` (x, y, x, y)."""
+    figure = axes.figure
+    figure.draw_without_rendering()  # so that the scales are known
+    ends = axes.transData.transform(np.reshape([(x, y, x, y) for x, y, _ in points] + lines, (-1, 2))).reshape(-1, 2, 2)
+    margin = np.repeat([3.0, 0.5], [len(points), len(lines)])[:, None] * figure.dpi / 72
+    taken = list(np.concatenate([ends.min(axis=1) - margin, ends.max(axis=1) + margin], axis=1))  # boxes: left, bottom, ...
     ways = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)]
     for x, y, text in points:
-        note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, va="center",
-                             arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.4, "shrinkA": 0, "shrinkB": 3})
+        note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, va="center")
         note.set_in_layout(False)
-        for distance, (right, up) in ((distance, way) for distance in (6, 12, 20, 30) for way in ways):
-            note.set(position=(distance * right, distance * up), ha={1: "left", 0: "center", -1: "right"}[right])
+        found = []
+        for distance, (right, up) in ((distance, way) for distance in (6, 12, 18, 26) for way in ways):
+            note.set(position=(distance * right, distance * up), ha=("center", "left", "right")[right])
             box = note.get_window_extent().extents
-            if axes.bbox.x0 < box[0] and box[2] < axes.bbox.x1 and axes.bbox.y0 < box[1] and box[3] < axes.bbox.y1 and not any(
-                    box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3] for other in taken):
-                break
+            covered = sum((box[:2] < other[2:]).all() and (other[:2] < box[2:]).all() for other in taken)
+            outside = (box[:2] < axes.bbox.min).any() or (box[2:] > axes.bbox.max).any()
+            found.append((covered + 100 * outside, distance, len(found), note.get_position(), note.get_ha(), box))
+        _, distance, _, place, side, box = min(found, key=lambda each: each[:3])
+        note.set(position=place, ha=side)
         taken.append(box)
+        if distance > 6:  # so far away that a line must lead there
+            axes.annotate("", (x, y), place, textcoords="offset points",
+                          arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.4, "shrinkA": 0, "shrinkB": 3})
 
 
 def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]):
@@ -253,8 +278,9 @@ def main(argv: list[str] | None = None) -> int:
             lifetimes, reasons = lifelong_plots.draw([lifelong_plots.load(path) for path in lives])
             for file in save(drawn + lifetimes, arguments.out):
                 print(file)
-        for name, reason in {**absent, **reasons}.items():
-            print(f"not drawn: {name}: {reason}")
+        absent |= reasons
+        for reason in dict.fromkeys(absent.values()):
+            print(f"not drawn: {', '.join(name for name in absent if absent[name] == reason)}: {reason}")
         return 0 if drawn + lifetimes else 2
     except (UserError, OSError, ValueError) as problem:
         print(problem, file=sys.stderr)

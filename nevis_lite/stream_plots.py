@@ -19,9 +19,10 @@ def statistics(run: dict) -> Picture | str:
     tasks = run["tasks"]
     if not tasks:
         return "no task is done"
-    counts = {"year": [(year, sum(task["year"] == year for task in tasks),
+    years = [task["year"] for task in tasks]
+    counts = {"year": [(year, years.count(year),
                         sum(task["year"] == year and task["meta"] == "test" for task in tasks))
-                       for year in range(tasks[0]["year"], tasks[-1]["year"] + 1)]}
+                       for year in range(min(years), max(years) + 1)]}
     for row in analysis.slices(run):
         counts.setdefault(row["by"], []).append((row["slice"], row["tasks"], row["meta_test_tasks"]))
     figure = canvas(WIDE, 3.8)
@@ -29,8 +30,8 @@ def statistics(run: dict) -> Picture | str:
     for by in ("year", "domain", "resolution"):
         names, heights, judged = zip(*counts[by], strict=True)
         bars, along = (parts[by].bar, parts[by].yaxis) if by == "year" else (parts[by].barh, parts[by].xaxis)
-        bars(names, heights, color=INK, alpha=0.4, linewidth=0)
-        bars(names, judged, color=INK, linewidth=0)
+        bars(names, heights, facecolor="none", edgecolor=INK, linewidth=0.6)
+        bars(names, judged, facecolor=INK, linewidth=0)
         along.get_major_locator().set_params(integer=True)
         along.set_label_text("tasks")
         parts[by].grid(False, axis="x" if by == "year" else "y")
@@ -42,11 +43,13 @@ def statistics(run: dict) -> Picture | str:
     parts["domain"].invert_yaxis()
     parts["resolution"].set_ylabel(BY["resolution"])
     parts["size"].set(xscale="log", yscale="log", xlabel=BY["num_train"], ylabel="classes")
+    for axis in (parts["size"].xaxis, parts["size"].yaxis):
+        plots.few_ticks(axis, lambda count: f"{count:,.0f}")
     shown = ("index", "task", "name", "year", "occurrence", "domain", "kind", "num_classes", "num_train", "resolution", "meta")
     rows = [{key: task[key] for key in shown} for task in tasks]
     return Picture("statistics", "The tasks of the stream", (
         f"{len(tasks)} tasks by year, domain and resolution, and the sizes of each. Dark and filled: meta-test tasks."
-        + (f" The run goes on: {run['unfinished']['planned']} tasks are planned." if "unfinished" in run else "")), figure, rows)
+        + (f" The run goes on: it has {run['unfinished']['planned']} tasks." if "unfinished" in run else "")), figure, rows)
 
 
 def relatedness(run: dict, colour: str) -> Picture | str:
@@ -65,7 +68,9 @@ def relatedness(run: dict, colour: str) -> Picture | str:
             axes.plot(target, found["sources"].index(best), "s", color=colour, fillstyle="none", markeredgewidth=1,
                       markersize=min(13.0, 250 / len(chosen)))
     if len(chosen) > MOST_NAMES:
-        year_axis(axes, run["tasks"])
+        years = {names[task["index"]]: task["year"] for task in run["tasks"]}
+        for axis, side in ((axes.xaxis, found["targets"]), (axes.yaxis, found["sources"])):
+            _year_ticks(axis, [years.get(name, name) for name in side])
     return Picture("relatedness", f"Relatedness of tasks, {run['name']}", (
         "Each cell: how well nearest neighbours classify the target, with the features of the source. Framed: the source that "
         "the target started from. Empty: not measured."), figure, rows)
@@ -95,12 +100,13 @@ def sources(run: dict, colour: str) -> Picture | str:
     places = {row["index"]: place for place, row in enumerate(graph["tasks"])}
     longest = next((row["chain"] for row in graph["tasks"] if row["links"] == graph["longest"]), None) or []
     figure = canvas(WIDE, 3.0)
-    axes = figure.subplots()
+    axes, widest = figure.subplots(), 0
     arcs = [(row["source"], row["index"], "-") for row in graph["tasks"]]
     arcs += [(other, row["index"], ":") for row in graph["tasks"] for other in row["auxiliaries"] if other != row["source"]]
     for source, target, line in arcs:
         if source in places:
             wide = places[target] - places[source]
+            widest = max(widest, wide)
             marked = line == "-" and source in longest and target in longest
             axes.add_patch(Arc(((places[source] + places[target]) / 2, 0), wide, 2 * wide, theta2=180, linestyle=line,
                                color=colour if marked else INK, linewidth=1.4 if marked else 0.6, alpha=1 if marked else 0.6))
@@ -109,7 +115,7 @@ def sources(run: dict, colour: str) -> Picture | str:
         axes.plot(places[row["index"]], 0, "o", color=INK, markerfacecolor=fill, markersize=3, markeredgewidth=0.6,
                   clip_on=False)
     year_axis(axes, tasks, names=True)
-    axes.set(xlim=(-0.5, len(tasks) - 0.5), ylim=(0, 1.05 * max((places[b] - places[a] for a, b, _ in arcs if a in places))))
+    axes.set(xlim=(-0.5, len(tasks) - 0.5), ylim=(0, max(1.05 * widest, len(tasks) / 8)))
     axes.yaxis.set_visible(False)
     axes.spines["left"].set_visible(False)
     rows = [{key: row[key] for key in ("index", "name", "year", "meta", "source", "auxiliaries", "score", "links", "chain")}
@@ -126,24 +132,26 @@ def year_axis(axes, tasks: list[dict], names: bool = False):
     if names and len(tasks) <= MOST_NAMES:
         axes.set_xticks(range(len(tasks)), [f"{task['year']} {plots.short(name_of(task), 18)}" for task in tasks], rotation=90)
     else:
-        places = []
-        for place, task in enumerate(tasks):
-            if task["year"] != tasks[place - 1]["year"] or not place:
-                if not places or place - places[-1] >= len(tasks) / 15:
-                    places.append(place)
-        axes.set_xticks(places, [tasks[place]["year"] for place in places])
+        _year_ticks(axes.xaxis, [task["year"] for task in tasks])
     axes.grid(False, axis="x")
     for place, task in enumerate(tasks):
         if task["meta"] == "test":
             axes.axvspan(place - 0.5, place + 0.5, color=PALE, alpha=0.5, linewidth=0, zorder=0)
 
 
+def _year_ticks(axis, years: list):
+    """A tick where a year begins, if there's room for it."""
+    places = []
+    for place, year in enumerate(years):
+        if (place == 0 or year != years[place - 1]) and (not places or place - places[-1] >= len(years) / 15):
+            places.append(place)
+    axis.set_ticks(places, [years[place] for place in places])
+
+
 def _matrix(cells: list[list], sources: list[str], targets: list[str], label: str):
     """A heat map with tasks on both sides; (figure, axes)."""
     figure = canvas(WIDE if len(targets) > 6 else NARROW, min(6.2, 1.8 + 0.2 * len(sources)))
     axes = figure.subplots()
-    named = max(len(sources), len(targets)) <= MOST_NAMES
-    rows, columns = ([plots.short(name) * named for name in names] for names in (sources, targets))
-    plots.heat(axes, cells, rows, columns, label)
+    plots.heat(axes, cells, *([plots.short(name) for name in names] for names in (sources, targets)), label)
     axes.set(xlabel="target", ylabel="source")
     return figure, axes
