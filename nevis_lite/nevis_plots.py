@@ -70,8 +70,8 @@ def draw(runs: list[dict]) -> tuple[list[Picture], dict[str, str]]:
     """
     pairs = [run for run in runs if len(run["tasks"]) == 2]
     pairs = pairs if len({run["stream"] for run in pairs}) > 1 else []
-    others = [run for run in runs if run not in pairs]
-    groups, found = defaultdict(list), {}
+    others = [run for run in runs if run["tasks"] and run not in pairs]
+    groups, found = defaultdict(list), {f"all of {run['name']}": ("no task is done", "") for run in runs if not run["tasks"]}
     for run in others:
         groups[run["stream"], run["phase"]].append(run)
     phases = list(dict.fromkeys(phase for _, phase in groups))
@@ -128,6 +128,7 @@ def pareto(series: list[Series]) -> Picture | str:
     if front:
         axes.plot(*zip(*front, strict=True), color=INK, linewidth=0.8, linestyle=":", drawstyle="steps-post", zorder=1)
     axes.set(xscale="log", xlabel="compute of the whole stream", ylabel=_error_of(series))
+    axes.margins(0.15, 0.08)
     plots.few_ticks(axes.xaxis, human)
     bars += [edge for (x, y), (x2, y2) in pairwise(front) for edge in ((x, y, x2, y), (x2, y, x2, y2))]
     plots.label_points(axes, list(names.values()), bars)

@@ -17,8 +17,6 @@ BY = {"domain": "domain", "num_train": "training images", "resolution": "shorter
 def statistics(run: dict) -> Picture | str:
     """The tasks of a stream: years, domains, resolutions, classes and training images (Fig. 2)."""
     tasks = run["tasks"]
-    if not tasks:
-        return "no task is done"
     years = [task["year"] for task in tasks]
     counts = {"year": [(year, years.count(year),
                         sum(task["year"] == year and task["meta"] == "test" for task in tasks))
@@ -55,8 +53,8 @@ def statistics(run: dict) -> Picture | str:
 def relatedness(run: dict, colour: str) -> Picture | str:
     """The k-NN accuracies that sources are chosen by, earlier tasks against later ones (Fig. 3); the source in `colour`."""
     found = analysis.relatedness(run)
-    if "scores" in found["missing"]:
-        return found["missing"]["scores"]
+    if found["missing"]:
+        return "the baseline measures none"
     names = {None: "scratch", **{task["index"]: f"{task['index']} {name_of(task)}" for task in run["tasks"]}}
     chosen = [names.get(task["source"], task["source"]) for task in run["tasks"]]
     rows = [{"source": source, "target": target, "score": score, "chosen": source == best}
@@ -99,23 +97,22 @@ def sources(run: dict, colour: str) -> Picture | str:
 
     places = {row["index"]: place for place, row in enumerate(graph["tasks"])}
     longest = next((row["chain"] for row in graph["tasks"] if row["links"] == graph["longest"]), None) or []
-    figure = canvas(WIDE, 3.0)
-    axes, widest = figure.subplots(), 0
     arcs = [(row["source"], row["index"], "-") for row in graph["tasks"]]
     arcs += [(other, row["index"], ":") for row in graph["tasks"] for other in row["auxiliaries"] if other != row["source"]]
-    for source, target, line in arcs:
-        if source in places:
-            wide = places[target] - places[source]
-            widest = max(widest, wide)
-            marked = line == "-" and source in longest and target in longest
-            axes.add_patch(Arc(((places[source] + places[target]) / 2, 0), wide, 2 * wide, theta2=180, linestyle=line,
-                               color=colour if marked else INK, linewidth=1.4 if marked else 0.6, alpha=1 if marked else 0.6))
+    arcs = [(places[source], places[target], line, line == "-" and source in longest and target in longest)
+            for source, target, line in arcs if source in places]
+    height = max(*(end - start for start, end, _, _ in arcs), len(tasks) / 8)  # FT-prev's are all as low as the first
+    figure = canvas(WIDE, 1.4 + 1.6 * min(1.0, 2 * height / len(tasks)))
+    axes = figure.subplots()
+    for start, end, line, marked in arcs:
+        axes.add_patch(Arc(((start + end) / 2, 0), end - start, 2 * (end - start), theta2=180, linestyle=line,
+                           color=colour if marked else INK, linewidth=1.4 if marked else 0.6, alpha=1 if marked else 0.6))
     for row in graph["tasks"]:
         fill = {None: "none", "pretrained": PALE}.get(row["source"], INK)
         axes.plot(places[row["index"]], 0, "o", color=INK, markerfacecolor=fill, markersize=3, markeredgewidth=0.6,
                   clip_on=False)
     year_axis(axes, tasks, names=True)
-    axes.set(xlim=(-0.5, len(tasks) - 0.5), ylim=(0, max(1.05 * widest, len(tasks) / 8)))
+    axes.set(xlim=(-0.5, len(tasks) - 0.5), ylim=(0, 1.05 * height))
     axes.yaxis.set_visible(False)
     axes.spines["left"].set_visible(False)
     rows = [{key: row[key] for key in ("index", "name", "year", "meta", "source", "auxiliaries", "score", "links", "chain")}
