@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nevis_lite import lifelong_log, plots
-from nevis_lite.lifelong_curves import experience_means, regimes_of, smooth
+from nevis_lite.lifelong_curves import Settings, experience_means, prepare, regimes_of
 from nevis_lite.lifelong_log import Log
 from nevis_lite.metrics import mean_of
 from nevis_lite.plots import INK, PALE, Picture
@@ -73,8 +73,8 @@ def evaluations(lifetimes: list[Lifetime]) -> Picture | str:
             axes.plot(places, values, color=INK, alpha=0.3, linewidth=0.6)
         axes.plot(places, [mean_of(values) for values in by_place.values()], "o-", color=INK, markersize=3)
         axes.set_title(plots.short(task, 40), loc="left", fontsize=7)
-    figure.supxlabel("experience", fontsize=8)
-    figure.supylabel("performance in evaluation", fontsize=8)
+    figure.supxlabel("experience of the lifetime", fontsize=8)
+    figure.supylabel("performance", fontsize=8)
     return Picture("evaluations", f"Evaluations, {_who(lifetimes)}", (
         "Points: mean of each evaluation of the task, as logged. Coloured: blocks in which this task is learned; pale: other "
         "tasks are. A fall behind the colour is forgetting." + _faint(lifetimes)), figure, rows)
@@ -84,10 +84,12 @@ def against_experts(lifetimes: list[Lifetime]) -> Picture | str:
     """The learning curve of each task in the lifetime, and that of its single-task expert."""
     curves = defaultdict(list)
     for lifetime in lifetimes:
-        for who, log in (("lifetime", lifetime.log), *(("expert", expert) for expert in lifetime.experts)):
-            for task in log.tasks:
-                if len(learned := log.learned(task)):
-                    curves[task, who].append((log.name, experience_means(log.value[learned], log.exp[learned], [0])[0]))
+        log, experts, _ = prepare(lifetime.log, lifetime.experts, Settings(normalization_method="none"))
+        for raw, smoothed in zip([lifetime.log, *lifetime.experts], [log, *experts], strict=True):
+            for task in raw.tasks:
+                if len(learned := raw.learned(task)):
+                    curves[task, "lifetime" if smoothed is log else "expert"].append((raw.name, *(
+                        experience_means(each.value[learned], each.exp[learned], [0])[0] for each in (raw, smoothed))))
     tasks = [task for task in lifetimes[0].log.tasks if (task, "lifetime") in curves]
     if not tasks:
         return "the log has no learning block"
@@ -99,19 +101,19 @@ def against_experts(lifetimes: list[Lifetime]) -> Picture | str:
         for who, colour, line in (("lifetime", OWN, "-"), ("expert", EXPERT, "--")):
             found = curves[task, who]
             rows += [{"task": task, "of": who, "log": name, "experience": i, "performance": float(value)}
-                     for name, values in found for i, value in enumerate(values)]
-            for _, values in found:
-                axes.plot(values, color=colour, alpha=0.3, linewidth=0.6, rasterized=len(values) > 2000)
+                     for name, values, _ in found for i, value in enumerate(values)]
+            for _, values, _ in found:
+                axes.plot(values, color=colour, alpha=0.2, linewidth=0.5, rasterized=len(values) > 2000)
             if found:
-                length = min(len(values) for _, values in found)
-                axes.plot(smooth(np.mean([values[:length] for _, values in found], axis=0)), line, color=colour, label=who)
-        axes.set_title(plots.short(task), loc="left", fontsize=7)
+                length = min(len(values) for _, values, _ in found)
+                axes.plot(np.mean([smoothed[:length] for _, _, smoothed in found], axis=0), line, color=colour, label=who)
+        axes.set_title(plots.short(task, 36), loc="left", fontsize=7)
     figure.supxlabel("experiences of learning that were logged", fontsize=8)
-    figure.supylabel("performance in learning", fontsize=8)
+    figure.supylabel("performance", fontsize=8)
     plots.legend(figure, parts[0])
     return Picture("against_experts", f"Learning against experts, {_who(lifetimes)}", (
-        "Each task in the lifetime and learned alone, from its first experience on. Faint: values as logged; bold: their mean "
-        "over the logs, cut to the shortest and smoothed as for the metrics."), figure, rows)
+        "Each task in the lifetime and learned alone, from its first experience on. Faint: values as logged; bold: smoothed "
+        "as for the metrics, mean over the logs, cut to the shortest."), figure, rows)
 
 
 def _blocks(log: Log) -> list[tuple[int, int, str]]:

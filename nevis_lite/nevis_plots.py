@@ -262,7 +262,7 @@ def hyperparameters(series: list[Series]) -> Picture | str:
     shown = [each for each in series if any(row["baseline"] == each.label for row in rows)]
     if not shown:
         return "no trials.jsonl was read, or no training in it is done"
-    figure = canvas(WIDE, 0.6 + 0.85 * len(shown))
+    figure = canvas(WIDE, 0.8 + 0.85 * len(shown))
     parts = figure.subplots(len(shown), 2, squeeze=False, sharex="col", sharey=True)
     for each, line in zip(shown, parts, strict=True):
         for key, axes in zip(keys, line, strict=True):
@@ -276,7 +276,7 @@ def hyperparameters(series: list[Series]) -> Picture | str:
     parts[0, 0].set_xscale("log")
     parts[-1, 0].set_xlabel("learning rate")
     parts[-1, 1].set_xlabel("label smoothing")
-    figure.supylabel("error on dev above the best of the task", fontsize=8)
+    figure.supylabel("dev error above the best", fontsize=8)
     return Picture("hyperparameters", "Hyper-parameters", (
         "Each point is a training: its error on dev minus the lowest of the same task and run. Coloured: the best of its task, "
         "which lie at 0; where they gather, a narrower search would do. Trainings that diverged are left out."), figure, rows)

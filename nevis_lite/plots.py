@@ -156,7 +156,7 @@ def label_points(axes: Axes, points: list[tuple[float, float, str]], lines: list
         note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, va="center")
         note.set_in_layout(False)
         found = []
-        for distance, (right, up) in ((distance, way) for distance in (6, 12, 18, 26) for way in ways):
+        for distance, (right, up) in ((distance, way) for distance in range(6, 30, 3) for way in ways):
             note.set(position=(distance * right, distance * up), ha=("center", "left", "right")[right])
             box = note.get_window_extent().extents
             covered = sum((box[:2] < other[2:]).all() and (other[:2] < box[2:]).all() for other in taken)
@@ -201,7 +201,7 @@ def heat(axes: Axes, cells: list[list[float | None]], rows: list[str], columns: 
             for j, value in enumerate(row):
                 if value is not None:
                     axes.text(j, i, f"{value:.2f}"[value < 1:], ha="center", va="center", fontsize=6,
-                              color="#ffffff" if scale(value) < 0.45 else "#000000")
+                              color="#fefefe" if scale(value) < 0.45 else "#0a0a0a")
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         axis.set_ticks(range(len(names)), names)
         axis.set_tick_params(length=0, labelrotation=0)
