@@ -34,6 +34,11 @@ class Series:
         return self.runs[0]["baseline"]
 
     @property
+    def family(self) -> str:
+        """What its other budgets have in common with it: the baseline, or the folder where runs differ in other settings."""
+        return self.baseline if self.label.split(", ")[0] == self.baseline else self.label
+
+    @property
     def finished(self) -> list[dict]:
         return [run for run in self.runs if "unfinished" not in run]
 
@@ -117,13 +122,14 @@ def pareto(series: list[Series]) -> Picture | str:
         look = each.look | {"linestyle": "none", "fillstyle": "none" if partial else "full"}
         axes.plot(compute, errors, ".", color=look["color"], alpha=0.4, markersize=3, markeredgewidth=0)
         axes.errorbar(row["cflop"], row["error"], row["error_sd"], row["cflop_sd"], **look, elinewidth=0.7)
-        (x, y), (dx, dy) = ((row[key + end] or 0.0 for key in ("cflop", "error")) for end in ("", "_sd"))
+        x, y, dx, dy = (row[key] or 0.0 for key in ("cflop", "error", "cflop_sd", "error_sd"))
         bars += [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
-        names[each.baseline] = row["cflop"], row["error"], each.baseline + " (partial)" * partial
-    for _, budgets in groupby(zip(shown, rows, strict=True), key=lambda pair: pair[0].baseline):
-        budgets = list(budgets)
+        names[each.family] = x, y, each.family + " (partial)" * partial  # the largest budget is the last one
+    for _, members in groupby(zip(shown, rows, strict=True), key=lambda pair: pair[0].family):
+        budgets = list(members)
         points = sorted((row["cflop"], row["error"]) for _, row in budgets)
         axes.plot(*zip(*points, strict=True), color=budgets[0][0].look["color"], linewidth=0.6, alpha=0.6)
+        bars += [(*point, *after) for point, after in pairwise(points)]
     front = sorted((row["cflop"], row["error"]) for row in rows if row["pareto"])
     if front:
         axes.plot(*zip(*front, strict=True), color=INK, linewidth=0.8, linestyle=":", drawstyle="steps-post", zorder=1)
@@ -135,7 +141,9 @@ def pareto(series: list[Series]) -> Picture | str:
     return Picture("pareto", "Error against compute", (
         f"Lower and further to the left is better. Large points with bars: {MEANS}; small ones: the runs. A thin line joins "
         "the budgets of a baseline. No mean beats those on the dotted steps, the Pareto front, in both. Hollow: runs that miss "
-        f"tasks, and stand on no front.{_notes(series)}"), figure, rows)
+        "tasks, and stand on no front."
+        + f" Without a mean error: {', '.join(each.name for each in series if each not in shown)}." * (len(shown) < len(series))
+        + _notes(series)), figure, rows)
 
 
 def regret(series: list[Series]) -> Picture | str:
@@ -242,7 +250,7 @@ def learning_curves(series: list[Series]) -> Picture | str:
         axes.set_ylim(0, None)
     figure.supxlabel("updates", fontsize=8)
     figure.supylabel("error on dev", fontsize=8)
-    plots.legend(figure, parts[0])
+    plots.legend(figure, max(parts, key=lambda axes: len(axes.lines)))
     return Picture("learning_curves", "Learning curves", (
         "Error on dev in the training that won the search, mean over the seeds whose steps agree; * marks meta-test tasks."
         + f" {count} of {len(tasks)} tasks, evenly spread over the stream." * (count < len(tasks))), figure, rows)

@@ -145,12 +145,16 @@ def few_ticks(axis: Axis, text: Callable[[float], str]):
 
 
 def label_points(axes: Axes, points: list[tuple[float, float, str]], lines: list[tuple[float, float, float, float]]):
-    """Write a text beside each (x, y, text), where it covers the least of points, texts and `lines` (x, y, x, y)."""
+    """Write a text beside each (x, y, text), where it covers the least of texts, points and `lines` (x, y, x, y)."""
     figure = axes.figure
     figure.draw_without_rendering()  # so that the scales are known
-    ends = axes.transData.transform(np.reshape([(x, y, x, y) for x, y, _ in points] + lines, (-1, 2))).reshape(-1, 2, 2)
-    margin = np.repeat([3.0, 0.5], [len(points), len(lines)])[:, None] * figure.dpi / 72
-    taken = list(np.concatenate([ends.min(axis=1) - margin, ends.max(axis=1) + margin], axis=1))  # boxes: left, bottom, ...
+    dots = axes.transData.transform([point[:2] for point in points])
+    starts, ends = (axes.transData.transform(np.reshape(lines, (-1, 2, 2))[:, end]) for end in (0, 1))
+    along = np.concatenate([starts + (ends - starts) * share for share in np.linspace(0, 1, 50)])
+    weights = [10.0] * len(dots) + [1.0] * len(along)
+    margin = np.where(np.array(weights) > 1, 3.0, 0.5)[:, None] * figure.dpi / 72
+    places = np.concatenate([dots, along])
+    taken = np.concatenate([places - margin, places + margin], axis=1)  # boxes: left, bottom, right, top
     ways = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)]
     for x, y, text in points:
         note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, va="center")
@@ -159,12 +163,12 @@ def label_points(axes: Axes, points: list[tuple[float, float, str]], lines: list
         for distance, (right, up) in ((distance, way) for distance in range(6, 30, 3) for way in ways):
             note.set(position=(distance * right, distance * up), ha=("center", "left", "right")[right])
             box = note.get_window_extent().extents
-            covered = sum((box[:2] < other[2:]).all() and (other[:2] < box[2:]).all() for other in taken)
+            covered = np.dot(weights, ((box[:2] < taken[:, 2:]) & (taken[:, :2] < box[2:])).all(axis=1))
             outside = (box[:2] < axes.bbox.min).any() or (box[2:] > axes.bbox.max).any()
-            found.append((covered + 100 * outside, distance, len(found), note.get_position(), note.get_ha(), box))
+            found.append((covered + 1000 * outside, distance, len(found), note.get_position(), note.get_ha(), box))
         _, distance, _, place, side, box = min(found, key=lambda each: each[:3])
         note.set(position=place, ha=side)
-        taken.append(box)
+        taken, weights = np.vstack([taken, box]), [*weights, 100.0]
         if distance > 6:  # so far away that a line must lead there
             axes.annotate("", (x, y), place, textcoords="offset points",
                           arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.4, "shrinkA": 0, "shrinkB": 3})

@@ -90,17 +90,17 @@ def measured_transfer(runs: list[dict]) -> Picture | str:
 
 def sources(run: dict, colour: str) -> Picture | str:
     """Arcs from each task to those that started from it (Fig. 18); the longest chain in `colour`."""
-    graph, tasks = analysis.source_graph(run), run["tasks"]
-    if all(row["source"] in (None, "pretrained") for row in graph["tasks"]):
-        return "no task started from an earlier one"
     from matplotlib.patches import Arc
 
+    graph, tasks = analysis.source_graph(run), run["tasks"]
     places = {row["index"]: place for place, row in enumerate(graph["tasks"])}
     longest = next((row["chain"] for row in graph["tasks"] if row["links"] == graph["longest"]), None) or []
     arcs = [(row["source"], row["index"], "-") for row in graph["tasks"]]
     arcs += [(other, row["index"], ":") for row in graph["tasks"] for other in row["auxiliaries"] if other != row["source"]]
     arcs = [(places[source], places[target], line, line == "-" and source in longest and target in longest)
             for source, target, line in arcs if source in places]
+    if not arcs:
+        return "no task started from an earlier one"
     height = max(*(end - start for start, end, _, _ in arcs), len(tasks) / 8)  # FT-prev's are all as low as the first
     figure = canvas(WIDE, 1.4 + 1.6 * min(1.0, 2 * height / len(tasks)))
     axes = figure.subplots()

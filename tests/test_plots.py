@@ -61,6 +61,8 @@ def test_pareto_front(drawn):
     assert indep["cflop_sd"] == 0 and ft_d["cflop"] == pytest.approx((4 * 3.24e12 + 1.4e13) / 2)
     assert ft_d["cflop_sd"] == pytest.approx((1.4e13 - 4 * 3.24e12) / 2**0.5)
     assert ft_d["error"] == pytest.approx(0.2) and indep["pareto"] and ft_d["pareto"] and not ft_d["partial"]
+    labels = {text.get_text(): text.xy for text in drawn["pareto"].figure.axes[0].texts if text.get_text()}
+    assert labels == {row["baseline"]: (row["cflop"], row["error"]) for row in (indep, ft_d)}
 
 
 def test_regret(drawn):
@@ -143,6 +145,18 @@ def test_other_pictures_show_the_largest_budget_and_the_front_shows_all():
     assert {(row["baseline"], row["n"]) for row in drawn["slices"].rows} == {("ft-d", 1)}
 
 
+def test_runs_that_differ_in_other_settings_go_by_their_folders():
+    runs = [stream("ft-d", 0, (0.1, 0.3, 0.1, error), name=f"{name}-seed0") for name, error in (("deep", 0.2), ("wide", 0.3))]
+    (picture,) = [one for one in plots.pictures(runs) if one.name == "pareto"]
+    assert [row["baseline"] for row in picture.rows] == ["deep", "wide"]
+    assert {text.get_text() for text in picture.figure.axes[0].texts} >= {"deep", "wide"}
+
+
+def test_a_source_outside_of_the_run_gives_no_arc():
+    names = [picture.name for picture in plots.pictures([run(tasks=[row(4, "digits", 1998, 0.5, source=2)])])]
+    assert "sources-ft-d" not in names
+
+
 def test_a_baseline_looks_the_same_in_every_picture():
     looks = plots.looks(["mine", "ft-d", "another"])
     assert looks["ft-d"] == plots.looks([])["ft-d"] and len({looks[name] for name in ("mine", "ft-d", "another")}) == 3
@@ -177,6 +191,7 @@ def test_an_undefined_error_leaves_gaps_and_no_picture_fails():
     runs = [stream("indep", 0, (0.1, 0.4, 0.2, 0.3)), stream("ft-d", 0, (0.1, None, 0.1, None), error=None)]
     drawn = {picture.name: picture for picture in plots.pictures(runs)}
     assert [row["baseline"] for row in drawn["pareto"].rows] == ["indep"]
+    assert "Without a mean error: ft-d." in drawn["pareto"].caption
     assert [row["index"] for row in drawn["regret"].rows] == [0, 2]
     assert [row["mean"] for row in chosen(drawn["slices"], slice="medical")] == [0.3, None]
 
