@@ -6,7 +6,7 @@ from nevis_lite import lifelong_plots, plots
 from nevis_lite.lifelong_log import from_experts, from_rows
 from nevis_lite.lifelong_plots import Lifetime
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 
 LIFE = [(0, "test", "a", 0, 0.1), (0, "test", "b", 0, 0.2), (1, "train", "a", 1, 0.3), (1, "train", "a", 2, 0.9),
         (2, "test", "a", 3, 0.8), (2, "test", "a", 4, 1.0), (2, "test", "b", 5, 0.2), (3, "train", "b", 6, 0.5)]
@@ -28,8 +28,9 @@ def test_evaluations_are_the_means_of_their_experiences():
     drawn, absent = draw([life()])
     assert [(row["task"], row["block"], row["experience"], row["performance"]) for row in drawn["evaluations"].rows] == [
         ("a", 0, 0, 0.1), ("b", 0, 0, 0.2), ("a", 2, 3, pytest.approx(0.9)), ("b", 2, 5, 0.2)]
-    spans = [[(patch.get_x(), patch.get_width()) for patch in axes.patches] for axes in drawn["evaluations"].figure.axes]
-    assert spans == [[(1, 2), (6, 0)]] * 2  # learning lasts until the next evaluation, or the end of the log
+    spans = [axes.transData.inverted().transform(patch.get_extents())[:, 0].tolist()
+             for axes in drawn["evaluations"].figure.axes for patch in axes.patches]
+    assert spans == [pytest.approx([1, 3]), pytest.approx([6, 6])] * 2  # learning lasts until the next evaluation, or the end of the log
     assert absent == {"against_experts": "there is no log of a single-task expert"}
 
 

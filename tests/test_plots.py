@@ -10,7 +10,7 @@ from made_runs import row, run, write, write_unfinished
 from nevis_lite import plots
 from nevis_lite.config import UserError
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 
 
 def stream(baseline, seed, errors, **changes):
