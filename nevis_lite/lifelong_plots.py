@@ -32,15 +32,15 @@ def load(path: Path) -> Lifetime:
     """The log in `path`, with those of its experts where `scenario.py` has trained some; UserError, one sentence."""
     if (path / "log.csv").is_file():
         experts = [lifelong_log.read(file) for file in sorted((path / "experts").glob("*.csv"))]
-        return Lifetime(lifelong_log.read(path / "log.csv"), experts)
+        return Lifetime(replace(lifelong_log.read(path / "log.csv"), name=str(path)), experts)
     return Lifetime(lifelong_log.read(path), [])
 
 
 def draw(lifetimes: list[Lifetime]) -> tuple[list[Picture], dict[str, str]]:
-    """All pictures of lifetimes, and {name: why it is absent} of the others. Those with the same blocks are drawn together."""
+    """All pictures of lifetimes, and {name: why it is absent} of the others. Those with the same regimes are drawn together."""
     groups, found = defaultdict(list), {}
     for lifetime in lifetimes:
-        groups[tuple(_blocks(lifetime.log))].append(lifetime)
+        groups[tuple(_regimes(lifetime.log))].append(lifetime)
     for members in groups.values():
         end = f"-{plots.slug(members[0].log.name)}" * (len(groups) > 1)
         for function in (evaluations, against_experts):
@@ -51,27 +51,25 @@ def draw(lifetimes: list[Lifetime]) -> tuple[list[Picture], dict[str, str]]:
 
 def evaluations(lifetimes: list[Lifetime]) -> Picture | str:
     """What each task is worth in each evaluation, between the blocks in which the tasks were learned."""
-    log, rows = lifetimes[0].log, []
+    log, regimes, rows = lifetimes[0].log, _regimes(lifetimes[0].log), []
     for lifetime in lifetimes:
-        bounds = lifetime.log.bounds()
         rows += [{"lifetime": lifetime.log.name, "task": regime.task, "block": regime.block,
-                  "experience": int(lifetime.log.exp[bounds[regime.number]]), "performance": regime.terminal}
+                  "experience": regimes[regime.number][0], "performance": regime.terminal}
                  for regime in regimes_of(lifetime.log) if not regime.train]
     if not rows:
         return "the log has no evaluation block"
     figure, parts = plots.panels(len(log.tasks), 1 + len(log.tasks) // 9, 0.75, sharex=True, sharey=True)
     for task, axes in zip(log.tasks, parts, strict=True):
-        for start, end, trained in _blocks(log):
+        for start, end, _, trained, train in regimes:
             colour, alpha = (OWN, 0.25) if trained == task else (PALE, 0.5)
-            axes.axvspan(start, end, color=colour, alpha=alpha, linewidth=0)
-        by_place = defaultdict(list)
-        for row in rows:
-            if row["task"] == task:
-                by_place[row["block"], row["experience"]].append(row["performance"])
-        places = [place for _, place in by_place]
-        for values in zip(*by_place.values(), strict=True) if len(lifetimes) > 1 else ():
-            axes.plot(places, values, color=INK, alpha=0.3, linewidth=0.6)
-        axes.plot(places, [mean_of(values) for values in by_place.values()], "o-", color=INK, markersize=3)
+            if train:
+                axes.axvspan(start, end, color=colour, alpha=alpha, linewidth=0)
+        places = [start for start, _, _, tested, train in regimes if tested == task and not train]
+        own = [row["performance"] for row in rows if row["task"] == task]
+        curves = [own[i * len(places) : (i + 1) * len(places)] for i in range(len(lifetimes))]
+        for curve in curves if len(curves) > 1 else ():
+            axes.plot(places, curve, color=INK, alpha=0.3, linewidth=0.6)
+        axes.plot(places, [mean_of(values) for values in zip(*curves, strict=True)], "o-", color=INK, markersize=3)
         axes.set_title(plots.short(task, 40), loc="left", fontsize=7)
     figure.supxlabel("experience of the lifetime", fontsize=8)
     figure.supylabel("performance", fontsize=8)
@@ -110,18 +108,18 @@ def against_experts(lifetimes: list[Lifetime]) -> Picture | str:
         axes.set_title(plots.short(task, 36), loc="left", fontsize=7)
     figure.supxlabel("experiences of learning that were logged", fontsize=8)
     figure.supylabel("performance", fontsize=8)
-    plots.legend(figure, parts[0])
+    plots.legend(figure)
     return Picture("against_experts", f"Learning against experts, {_who(lifetimes)}", (
         "Each task in the lifetime and learned alone, from its first experience on. Faint: values as logged; bold: smoothed "
         "as for the metrics, mean over the logs, cut to the shortest."), figure, rows)
 
 
-def _blocks(log: Log) -> list[tuple[int, int, str]]:
-    """(First experience, that of the next regime, task) of each regime in which a task is learned."""
+def _regimes(log: Log) -> list[tuple[int, int, int, str, bool]]:
+    """(First experience, that of the next one, block, task, whether it is learned) of each regime."""
     bounds = log.bounds().tolist()
-    ends = [*log.exp[bounds[1:-1]].tolist(), int(log.exp[-1])]
-    return [(int(log.exp[start]), end, log.tasks[log.task[start]]) for start, end in zip(bounds[:-1], ends, strict=True)
-            if log.train[start]]
+    starts = [*log.exp[bounds[:-1]].tolist(), int(log.exp[-1])]
+    return [(starts[i], starts[i + 1], int(log.block[row]), log.tasks[log.task[row]], bool(log.train[row]))
+            for i, row in enumerate(bounds[:-1])]
 
 
 def _who(lifetimes: list[Lifetime]) -> str:

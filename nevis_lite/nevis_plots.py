@@ -201,7 +201,7 @@ def slices(series: list[Series]) -> Picture | str:
         axes.set(xlabel=f"{BY[by]}, and number of tasks", ylabel="mean error" * (by != "resolution"), ylim=(0, None))
         rows += [{"by": by, "slice": name, "tasks": keys[by, name], "baseline": label, **spreads[place]}
                  for place, name in enumerate(names) for label, spreads in found.items()]
-    plots.legend(figure, parts["domain"])
+    plots.legend(figure)
     return Picture("slices", "Errors by domain and size", (
         f"Error of all tasks of a kind, {MEANS}. A mean is missing where the error of a task is undefined."
         f"{_notes(series)}"), figure, rows)
@@ -221,7 +221,7 @@ def variants(runs: list[dict]) -> Picture | str:
     plots.dodged(axes, names, [(each.name, each.look, [found.get((name, each.label)) for name in names]) for each in series],
                  across=True)
     axes.set_xlabel("mean error" if len(series) > 1 else f"mean error of {series[0].name}")
-    plots.legend(figure, axes)
+    plots.legend(figure)
     return Picture("variants", "Orders and ablations", (
         "Mean error on each stream, mean and standard deviation over seeds and draws. Where the tasks of S_Ts differ, errors "
         f"are those of different tasks.{_notes(series)}"), figure, rows)
@@ -250,7 +250,7 @@ def learning_curves(series: list[Series]) -> Picture | str:
         axes.set_ylim(0, None)
     figure.supxlabel("updates", fontsize=8)
     figure.supylabel("error on dev", fontsize=8)
-    plots.legend(figure, max(parts, key=lambda axes: len(axes.lines)))
+    plots.legend(figure)
     return Picture("learning_curves", "Learning curves", (
         "Error on dev in the training that won the search, mean over the seeds whose steps agree; * marks meta-test tasks."
         + f" {count} of {len(tasks)} tasks, evenly spread over the stream." * (count < len(tasks))), figure, rows)
@@ -310,7 +310,7 @@ def forward_transfer(series: list[Series]) -> Picture | str:
         (each.name, each.look, [by_label[each.label] for by_label in spreads.values()]) for each in series], across=True)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="forward transfer (AUC$_2$ - AUC$_1$) / (1 - AUC$_1$)")
-    plots.legend(figure, axes)
+    plots.legend(figure)
     return Picture("forward_transfer", "Forward transfer to repeated tasks", (
         "How much better the later training learned than the first one on the same data set: 1 is perfect at once, 0 no "
         f"better. {MEANS.capitalize()} for which it is defined."), figure, rows)

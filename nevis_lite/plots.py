@@ -123,13 +123,13 @@ def panels(count: int, columns: int, height: float, **shared) -> tuple[Figure, l
     return figure, list(parts[:count])
 
 
-def legend(figure: Figure, axes: Axes):
-    """The legend of `axes` above all parts of the figure, if it has more than one entry."""
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        columns = int(17 * figure.get_figwidth() / (max(map(len, labels)) + 5))  # 17 characters an inch
-        figure.legend(handles, labels, loc="outside upper center", ncols=max(1, min(columns, len(labels))), columnspacing=1.2,
-                      handletextpad=0.4)
+def legend(figure: Figure):
+    """One legend for all parts of the figure above them, if it has more than one entry."""
+    entries = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if len(entries) > 1:
+        columns = int(17 * figure.get_figwidth() / (max(map(len, entries)) + 5))  # 17 characters an inch
+        figure.legend(entries.values(), entries.keys(), loc="outside upper center", columnspacing=1.2, handletextpad=0.4,
+                      ncols=max(1, min(columns, len(entries))))
 
 
 def few_ticks(axis: Axis, text: Callable[[float], str]):

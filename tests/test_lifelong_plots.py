@@ -30,7 +30,7 @@ def test_evaluations_are_the_means_of_their_experiences():
         ("a", 0, 0, 0.1), ("b", 0, 0, 0.2), ("a", 2, 3, pytest.approx(0.9)), ("b", 2, 5, 0.2)]
     spans = [axes.transData.inverted().transform(patch.get_extents())[:, 0].tolist()
              for axes in drawn["evaluations"].figure.axes for patch in axes.patches]
-    assert spans == [pytest.approx([1, 3]), pytest.approx([6, 6])] * 2  # learning lasts until the next evaluation, or the end of the log
+    assert spans == [pytest.approx([1, 3]), pytest.approx([6, 6])] * 2  # until the next evaluation, or the end
     assert absent == {"against_experts": "there is no log of a single-task expert"}
 
 
@@ -52,6 +52,20 @@ def test_lifetimes_of_the_same_blocks_are_drawn_together():
     assert {row["lifetime"] for row in drawn["evaluations"].rows} == {"x", "y"}
     drawn, _ = draw([life(name="x"), life(LIFE[:-1], name="y")])
     assert list(drawn) == ["evaluations-x", "evaluations-y"]
+    fewer_evaluations = [row for row in LIFE if row[:3] != (2, "test", "b")]
+    assert list(draw([life(name="x"), life(fewer_evaluations, name="y")])[0]) == ["evaluations-x", "evaluations-y"]
+
+
+def test_a_task_that_is_evaluated_twice_at_one_experience():
+    """As before and after sleep, which stand in one block."""
+    rows = [(0, "test", "a", 0, 0.1, "wake"), (0, "test", "a", 0, 0.3, "sleep"), (1, "train", "a", 1, 0.5, "wake")]
+    drawn, _ = draw([life(rows, name="x"), life(rows, name="y")])
+    assert [row["performance"] for row in drawn["evaluations"].rows] == [0.1, 0.3] * 2
+
+
+def test_an_expert_of_a_later_task_alone_is_in_the_legend():
+    drawn, _ = draw([life(experts={"b": [0.4, 0.6]})])
+    assert [text.get_text() for text in drawn["against_experts"].figure.legends[0].get_texts()] == ["lifetime", "expert"]
 
 
 def test_logs_without_evaluation_or_without_learning():
