@@ -90,8 +90,8 @@ def draw(runs: list[dict]) -> tuple[list[Picture], dict[str, str]]:
         found["statistics" + end] = statistics(_longest(series)), where
         for each in top:
             run = max(each.runs, key=lambda run: (len(run["tasks"]), -run["seed"]))
-            for function in (relatedness, sources):
-                found[f"{function.__name__}-{plots.slug(each.name)}{end}"] = function(run, each.look["color"]), where
+            found[f"relatedness-{plots.slug(each.name)}{end}"] = relatedness(run), where
+            found[f"sources-{plots.slug(each.name)}{end}"] = sources(run, each.look["color"]), where
     for phase in phases:
         members = [run for run in others if run["phase"] == phase]
         found["variants" + f"-{phase}" * (len(phases) > 1)] = variants(members), phase

@@ -11,6 +11,7 @@ from nevis_lite.metrics import name_of
 from nevis_lite.plots import INK, NARROW, PALE, WIDE, Picture, canvas
 
 MOST_NAMES = 30  # of tasks along an axis; where there are more, years stand in their place
+FRAME = "#d55e00"  # is seen on all colours of a heat map
 BY = {"domain": "domain", "num_train": "training images", "resolution": "shorter side of the images"}
 
 
@@ -50,8 +51,8 @@ def statistics(run: dict) -> Picture | str:
         + (f" The run goes on: it has {run['unfinished']['planned']} tasks." if "unfinished" in run else "")), figure, rows)
 
 
-def relatedness(run: dict, colour: str) -> Picture | str:
-    """The k-NN accuracies that sources are chosen by, earlier tasks against later ones (Fig. 3); the source in `colour`."""
+def relatedness(run: dict) -> Picture | str:
+    """The k-NN accuracies that sources are chosen by, earlier tasks against later ones (Fig. 3), and what was chosen."""
     found = analysis.relatedness(run)
     if found["missing"]:
         return "the baseline measures none"
@@ -63,7 +64,7 @@ def relatedness(run: dict, colour: str) -> Picture | str:
     figure, axes = _matrix(found["scores"], found["sources"], found["targets"], "k-NN accuracy or mAP on dev")
     for target, best in enumerate(chosen):
         if best in found["sources"]:
-            axes.plot(target, found["sources"].index(best), "s", color=colour, fillstyle="none", markeredgewidth=1,
+            axes.plot(target, found["sources"].index(best), "s", color=FRAME, fillstyle="none", markeredgewidth=1,
                       markersize=min(13.0, 250 / len(chosen)))
     if len(chosen) > MOST_NAMES:
         years = {names[task["index"]]: task["year"] for task in run["tasks"]}
