@@ -17,7 +17,7 @@ import numpy as np
 from nevis_lite import compare
 from nevis_lite.config import UserError, read_yaml
 from nevis_lite.fluid_sequence import Sequence, read_npz
-from nevis_lite.metrics import columns, mean_of, shown
+from nevis_lite.metrics import columns, shown
 
 # Numbers of earlier examples of a sample's class, as (name, first, last).
 EARLIER = (("0", 0, 0), ("1", 1, 1), ("2-4", 2, 4), ("5-9", 5, 9), ("10-24", 10, 24), ("25-49", 25, 49), ("50+", 50, np.inf))
@@ -227,3 +227,131 @@ def _earlier(labels: np.ndarray) -> np.ndarray:
 
 def _share(hit: np.ndarray) -> dict:
     return {"samples": len(hit), "accuracy": float(hit.mean()) if len(hit) else None}
+
+
+# ---- runs, and the command ------------------------------------------------------------------------------------------
+
+
+def load(folder: str | Path) -> dict:
+    """A run, also one that goes on: its results.json, with "settings" from config.yaml and the sequence's "counts" by slot.
+
+    UserError when the folder holds no such run.
+    """
+    folder = Path(folder)
+    try:
+        run = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        settings = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), str(folder / "config.yaml"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: holds no finished part of a FLUID run ({error}).") from None
+    if not isinstance(run, dict) or run.get("kind") != "fluid":
+        raise UserError(f"{folder}: holds another kind of run; FLUID's are made by python -m nevis_lite.fluid.")
+    sequence = Sequence.load(folder / "sequence.npz")
+    return {**run, "settings": settings, "counts": sequence.count.tolist(), "threshold": sequence.threshold}
+
+
+def comparison(runs: list[dict]) -> dict:
+    """Runs that differ in their seeds only: by method, {"n", "mean", "sd"} in place of each number of `evaluate`.
+
+    Lists as in "over_time" are left out. ValueError when two runs have the same seed, or differ in more than that.
+    """
+    check_seeds(runs)
+    methods = dict.fromkeys(method for run in runs for method in run["methods"])
+    return {"seeds": [run["seed"] for run in runs],
+            "methods": {method: _spread([run["methods"][method] for run in runs if method in run["methods"]])
+                        for method in methods}}
+
+
+def check_seeds(runs: list[dict]):
+    """ValueError unless these runs can be averaged."""
+    seeds = [run["seed"] for run in runs]
+    twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
+    if twice is not None:
+        raise ValueError(f"Two runs have seed {twice}: name only one of them.")
+    first, *others = [_flat(run["settings"]) for run in runs]
+    for run, other in zip(runs[1:], others, strict=True):
+        for key in {**first, **other}:
+            if key not in FREE and first.get(key) != other.get(key):
+                raise ValueError(f"{runs[0]['name']} and {run['name']} differ in {key} ({first.get(key)!r} and "
+                                 f"{other.get(key)!r}): only runs that differ in their seeds can be averaged.")
+
+
+def _flat(settings: dict, prefix: str = "") -> dict:
+    found = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def _spread(values: list) -> dict:
+    """Nested dicts of numbers, one dict with a `compare.spread_of` in place of each number."""
+    found = {}
+    for key, first in values[0].items():
+        if isinstance(first, dict) and key != "missing":
+            found[key] = _spread([value[key] for value in values])
+        elif isinstance(first, int | float | None):
+            found[key] = compare.spread_of([value[key] for value in values])
+    return found
+
+
+ACCURACY = {"overall": "overall", "mean_class": "class mean", "pretrain_head": "PH", "pretrain_tail": "PT", "novel_head": "NH",
+            "novel_tail": "NT", "last_fifth": "last 1/5"}
+LEGEND = """PH, PT, NH, NT: means over the pretrained (P) and novel (N) classes in the head (H) and the tail (T).
+GMAC: multiply-adds, with the features of a frozen backbone kept / computed for every visit; backward = forward.
+Windows: AUROC within short parts of the sequence. The pooled AUROC and F1 mostly measure time: see the clock, which only knows
+that new classes come early. Open: accuracy where a sample may be called new, at a threshold from the validation sequence."""
+
+
+def table(run: dict) -> str:
+    """A run as text: a row per method of accuracies and compute, then one per novelty score of unseen-class detection."""
+    return f"{run['name']}\n\n" + _tables(run["methods"], shown, lambda rows: "\n".join(columns(rows, left=(0, 1))))
+
+
+def comparison_table(runs: list[dict]) -> str:
+    """`comparison` as GitHub markdown, mean ± standard deviation; raises as it does."""
+    found = comparison(runs)
+    title = f"{len(runs)} runs with the seeds {', '.join(map(str, found['seeds']))}\n\n"
+    return title + _tables(found["methods"], compare.mean_and_sd, lambda rows: compare.markdown(rows[0], rows[1:]))
+
+
+def _tables(methods: dict[str, dict], cell, drawn) -> str:
+    def giga(value):
+        return f"{(value['mean'] if isinstance(value, dict) else value) / 1e9:,.1f}"
+
+    rows, clock = [], None
+    accuracies = [["method", *ACCURACY.values(), "GMAC cached", "not cached"]]
+    for method, found in methods.items():
+        accuracies.append([method, *(cell(found[name]) for name in ACCURACY),
+                           *(giga(found["macs"][name]) for name in ("cached", "uncached"))])
+        for score, values in found["unseen"].items():
+            cells = [cell(values[measure]) for measure in DETECTION]
+            if score == "clock":  # the same for every method
+                clock = ["-", "clock", *cells, "-"]
+            else:
+                opened = found["open_accuracy"].get(score)
+                rows.append([method, score, *cells, cell(opened) if opened is not None else "-"])
+    if not methods:
+        return "No method has finished."
+    unseen = [["method", "unseen classes by", "AUROC", "windows", "F1", "open"], *rows, clock]
+    return f"{drawn(accuracies)}\n\n{drawn(unseen)}\n\n{LEGEND}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m nevis_lite.fluid_metrics RUN... [--json]`; exits with 2 when a run cannot be read or compared."""
+    parser = argparse.ArgumentParser(prog="python -m nevis_lite.fluid_metrics", allow_abbrev=False,
+                                     description="Show a FLUID run, or mean and standard deviation of several seeds.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, also of one that goes on")
+    parser.add_argument("--json", action="store_true", help="print JSON: the run, or the means")
+    arguments = parser.parse_args(argv)
+    try:
+        runs = [load(folder) for folder in arguments.runs]
+        if arguments.json:
+            print(json.dumps(runs[0] if len(runs) == 1 else comparison(runs), indent=1, allow_nan=False))
+        else:
+            print(table(runs[0]) if len(runs) == 1 else comparison_table(runs))
+    except (UserError, ValueError) as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
