@@ -33,8 +33,8 @@ FREE = ("seed", "methods", "data.dir", "device", "threads", "checkpoint_seconds"
 class Meter:
     """Multiply-adds spent so far, twice: with a frozen backbone's features kept (cached) or computed for every visit.
 
-    `forward_macs` of the backbone and `head_macs` are per image; the paper takes the head to be free. As in the paper, a backward
-    pass costs as much as a forward pass. It is about twice as much in truth: `backward` has to be added once more.
+    `forward_macs` of the backbone and `head_macs` are per image; the paper takes the head to be free. As in the paper, a
+    backward pass costs as much as a forward pass. In truth it is about twice as much: then `backward` is to be added once more.
     """
 
     forward_macs: float
@@ -136,7 +136,8 @@ def evaluate(log: Log, sequence: Sequence, thresholds: dict[str, float | None] |
     done, hits = edges[1:], np.append(0, np.cumsum(hit))[edges]
     found["over_time"] = {"samples": done.tolist(), "accuracy": (hits[1:] / done).tolist(),
                           "windowed": (np.diff(hits) / np.diff(edges)).tolist(),
-                          "macs_cached": log.macs_cached[done - 1].tolist(), "macs_uncached": log.macs_uncached[done - 1].tolist()}
+                          "macs_cached": log.macs_cached[done - 1].tolist(),
+                          "macs_uncached": log.macs_uncached[done - 1].tolist()}
     cached, uncached, backward = (float(macs[-1]) for macs in (log.macs_cached, log.macs_uncached, log.macs_backward))
     found["macs"] = {"cached": cached, "uncached": uncached, "cached_usual": cached + backward,
                      "uncached_usual": uncached + backward}
