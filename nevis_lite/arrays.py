@@ -61,14 +61,14 @@ def _planes(values: np.ndarray, side: int, name: str) -> np.ndarray:
 
 
 def parse_idx(content: bytes, name: str) -> np.ndarray:
-    """An IDX file of unsigned bytes, gzipped or not."""
+    """An IDX file of unsigned bytes or of 32-bit integers, gzipped or not."""
     content = unpacked(content, name)
     try:
         zero, kind, ndim = struct.unpack(">HBB", content[:4])
         shape = struct.unpack(f">{ndim}I", content[4:4 + 4 * ndim])
-        if zero or kind != 8:
-            raise ValueError("it does not hold unsigned bytes")
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)
+        if zero or kind not in (8, 12):
+            raise ValueError("it holds neither unsigned bytes nor 32-bit integers")
+        return np.frombuffer(content, ">u1" if kind == 8 else ">i4", offset=4 + 4 * ndim).reshape(shape)
     except (ValueError, struct.error) as error:
         raise UserError(f"{name}: not a whole IDX file ({error}); fetch it again") from None
 

@@ -153,7 +153,7 @@ def class_names(dataset: DataSet, splits: dict[str, Examples]) -> list[str]:
 def read_idx(folder: Path) -> dict[str, Examples]:
     """IDX files `<split>-images-idx3-ubyte[.gz]` (idx4: colour) and `<split>-labels-idx1-ubyte[.gz]` (idx2: many labels).
 
-    `t10k`, MNIST's own name, is the test split.
+    Of more than 256 classes the labels are in `<split>-labels-idx1-int[.gz]`. `t10k`, MNIST's own name, is the test split.
     """
     splits = {}
     for path in sorted(path for path in folder.glob("*-images*-ubyte*") if not is_litter(path.name)):
@@ -161,7 +161,7 @@ def read_idx(folder: Path) -> dict[str, Examples]:
         name = "test" if prefix == "t10k" else prefix
         if name not in SPLITS:
             raise UserError(f"{path}: unknown split{nearest(name, SPLITS)}.")
-        labels = sorted(folder.glob(f"{prefix}-labels*-ubyte*"))
+        labels = sorted(file for kind in ("ubyte", "int") for file in folder.glob(f"{prefix}-labels*-{kind}*"))
         if not labels:
             raise UserError(f"{path}: its label file {prefix}-labels-idx1-ubyte[.gz] is missing.")
         examples = Examples(*(arrays.parse_idx(file.read_bytes(), file) for file in (path, labels[0])))
@@ -169,8 +169,10 @@ def read_idx(folder: Path) -> dict[str, Examples]:
             raise UserError(f"{path}: {len(examples.images)} images but {len(examples.labels)} labels in {labels[0].name}.")
         if examples.labels.ndim not in (1, 2):
             raise UserError(f"{labels[0]}: labels must be (N,) ids or (N, C) zeros and ones, not {examples.labels.shape}.")
-        if examples.images.ndim not in (3, 4) or (examples.images.ndim == 4 and examples.images.shape[3] != 3):
-            raise UserError(f"{path}: images must be (N, H, W) or (N, H, W, 3), not {examples.images.shape}.")
+        if (examples.images.ndim not in (3, 4) or (examples.images.ndim == 4 and examples.images.shape[3] != 3)
+                or examples.images.dtype != np.uint8):
+            raise UserError(f"{path}: images must be bytes, (N, H, W) or (N, H, W, 3), not {examples.images.dtype} "
+                            f"{examples.images.shape}.")
         splits[name] = Examples(examples.images, examples.labels if examples.labels.ndim == 2
                                 else examples.labels.astype(np.int64))
     if not splits:

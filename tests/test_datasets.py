@@ -386,6 +386,25 @@ def test_t10k_is_the_test_split(tmp_path):
     assert sum(len(splits[name]) for name in ("train", "dev", "dev_test")) == 30
 
 
+def test_idx_labels_of_more_classes_than_a_byte_has(tmp_path):
+    labels = np.arange(300, dtype=np.int32)
+    write_idx(tmp_path, "train", np.zeros((300, 2, 2)), [0])
+    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
+    content = struct.pack(">HBBI", 0, 12, 1, 300) + labels.astype(">i4").tobytes()
+    (tmp_path / "train-labels-idx1-int").write_bytes(content)
+    splits = read(entry(tmp_path, split=TRAIN))
+    assert sorted(label for part in splits.values() for label in part.labels.tolist()) == labels.tolist()
+    assert all(part.labels.dtype == np.int64 for part in splits.values())
+
+
+def test_idx_images_must_be_bytes(tmp_path):
+    write_idx(tmp_path, "train", [[[0]]], [0])
+    content = struct.pack(">HBBIII", 0, 12, 3, 1, 1, 1) + bytes(4)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(UserError, match="train-images-idx3-ubyte.gz: images must be bytes"):
+        read(entry(tmp_path))
+
+
 def test_idx_colours_and_many_labels(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (40, 3, 4, 3))
     labels = np.arange(80).reshape(40, 2) % 2

