@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,6 +275,11 @@ def check_seeds(runs: list[dict]):
             if key not in FREE and first.get(key) != other.get(key):
                 raise ValueError(f"{runs[0]['name']} and {run['name']} differ in {key} ({first.get(key)!r} and "
                                  f"{other.get(key)!r}): only runs that differ in their seeds can be averaged.")
+
+
+def name_of(run: dict) -> str:
+    """What the runs of a config are called without their seeds."""
+    return re.sub(r"-seed\d+$", "", run["name"])
 
 
 def _flat(settings: dict, prefix: str = "") -> dict:

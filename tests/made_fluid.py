@@ -23,7 +23,7 @@ def log_of(sequence, skill, training=0.0, seed=0):
 
 def run(folder, seed=0, methods=METHODS, settings=None, **options):
     """The folder of a run as `fluid.py` leaves it."""
-    labels = np.repeat(np.arange(30), 80)
+    labels = np.repeat(np.arange(30), 400)
     first, second = (build_sequence(labels, range(15), **{"n_classes": 12, "c": 8, "seed": number, **options})
                      for number in (seed, 100 + seed))
     folder.mkdir()
