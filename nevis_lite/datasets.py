@@ -173,6 +173,8 @@ def read_idx(folder: Path) -> dict[str, Examples]:
                 or examples.images.dtype != np.uint8):
             raise UserError(f"{path}: images must be bytes, (N, H, W) or (N, H, W, 3), not {examples.images.dtype} "
                             f"{examples.images.shape}.")
+        if examples.labels.min(initial=0) < 0:
+            raise UserError(f"{labels[0]}: has the label {examples.labels.min()}; classes are numbered from 0.")
         splits[name] = Examples(examples.images, examples.labels if examples.labels.ndim == 2
                                 else examples.labels.astype(np.int64))
     if not splits:

@@ -173,7 +173,8 @@ def best_f1(scores: np.ndarray, positives: np.ndarray) -> float | None:
     if not positives.any():
         return None
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # equal scores are called the same
+    falls = np.append(scores[order][1:] != scores[order][:-1], True)  # equal scores, also infinite ones, are called the same
+    last = np.flatnonzero(falls)
     return float(np.max(2 * np.cumsum(positives[order])[last] / (last + 1 + positives.sum())))
 
 
@@ -248,7 +249,7 @@ def load(folder: str | Path) -> dict:
     if not isinstance(run, dict) or run.get("kind") != "fluid":
         raise UserError(f"{folder}: holds another kind of run; FLUID's are made by python -m nevis_lite.fluid.")
     sequence = Sequence.load(folder / "sequence.npz")
-    return {**run, "settings": settings, "counts": sequence.count.tolist(), "threshold": sequence.threshold}
+    return {**run, "settings": settings or {}, "counts": sequence.count.tolist(), "threshold": sequence.threshold}
 
 
 def comparison(runs: list[dict]) -> dict:

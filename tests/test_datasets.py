@@ -397,6 +397,14 @@ def test_idx_labels_of_more_classes_than_a_byte_has(tmp_path):
     assert all(part.labels.dtype == np.int64 for part in splits.values())
 
 
+def test_idx_labels_below_zero_are_named(tmp_path):
+    write_idx(tmp_path, "train", np.zeros((2, 2, 2)), [0, 1])
+    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
+    (tmp_path / "train-labels-idx1-int").write_bytes(struct.pack(">HBBIii", 0, 12, 1, 2, 0, -1))
+    with pytest.raises(UserError, match="train-labels-idx1-int: has the label -1"):
+        read(entry(tmp_path))
+
+
 def test_idx_images_must_be_bytes(tmp_path):
     write_idx(tmp_path, "train", [[[0]]], [0])
     content = struct.pack(">HBBIII", 0, 12, 3, 1, 1, 1) + bytes(4)
