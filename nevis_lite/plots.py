@@ -1,7 +1,8 @@
 """Pictures of runs and lifetimes: how they look, how they are saved, and the command.
 
-`python -m nevis_lite.plots RUN... --out DIR`. What is drawn is in `nevis_plots.py` and `lifelong_plots.py`, and each number
-comes from `compare.py`, `analysis.py` or a log. Needs matplotlib, and no torch; nothing is kept in pyplot's global state.
+`python -m nevis_lite.plots RUN... --out DIR`. What is drawn is in `nevis_plots.py`, `lifelong_plots.py` and `fluid_plots.py`,
+and each number comes from `compare.py`, `analysis.py`, `fluid_metrics.py` or a log. Needs matplotlib, and no torch; nothing is
+kept in pyplot's global state.
 """
 
 from __future__ import annotations
@@ -268,24 +269,27 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m nevis_lite.plots", allow_abbrev=False,
         description="Draw runs and lifetimes: a .png, a .pdf and the drawn data as .csv of each picture.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, also of one that goes on, or of a lifetime "
-                        f"of scenario.py; or the log of a lifetime: {lifelong_log.KINDS}")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, also of one of fluid.py or one that goes on, "
+                        f"or of a lifetime of scenario.py; or the log of a lifetime: {lifelong_log.KINDS}")
     parser.add_argument("--out", metavar="DIR", default="figures", help="folder of the pictures (default: %(default)s)")
     arguments = parser.parse_args(argv)
     try:
         with style():
-            from nevis_lite import lifelong_plots, nevis_plots
+            from nevis_lite import fluid_metrics, fluid_plots, lifelong_plots, nevis_plots
 
             paths = [Path(path) for path in arguments.runs]
             lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
-            drawn, absent = nevis_plots.draw([load(path) for path in paths if path not in lives])
-            lifetimes, reasons = lifelong_plots.draw([lifelong_plots.load(path) for path in lives])
-            for file in save(drawn + lifetimes, arguments.out):
+            fluid = [path for path in paths if (path / "sequence.npz").is_file()]
+            kinds = [nevis_plots.draw([load(path) for path in paths if path not in lives + fluid]),
+                     lifelong_plots.draw([lifelong_plots.load(path) for path in lives]),
+                     fluid_plots.draw([fluid_metrics.load(path) for path in fluid])]
+            drawn = [picture for pictures, _ in kinds for picture in pictures]
+            for file in save(drawn, arguments.out):
                 print(file)
-        absent |= reasons
+        absent = {name: reason for _, reasons in kinds for name, reason in reasons.items()}
         for reason in dict.fromkeys(absent.values()):
             print(f"not drawn: {', '.join(name for name in absent if absent[name] == reason)}: {reason}")
-        return 0 if drawn + lifetimes else 2
+        return 0 if drawn else 2
     except (UserError, OSError, ValueError) as problem:
         print(problem, file=sys.stderr)
         return 2
