@@ -105,7 +105,7 @@ def earlier_examples(runs: list[dict]) -> Picture:
         axes.set_xticks(range(len(names)), names)
     parts[0].set_ylabel("accuracy")
     figure.supxlabel("earlier samples of the class in the sequence", fontsize=8)
-    plots.legend(figure, parts[0])
+    plots.legend(figure)
     return Picture("earlier_examples", "Accuracy by number of earlier examples", (
         f"Lines and bands: {SEEDS}. The first sample of a novel class cannot be right; pretrained classes have been seen in "
         "pretraining, too. Dashed: methods that train all layers."), figure, rows)
@@ -128,7 +128,7 @@ def buckets(runs: list[dict]) -> Picture:
     axes.set_ylabel("mean accuracy of the classes")
     axes.xaxis.set_tick_params(length=0)
     axes.xaxis.grid(False)
-    plots.legend(figure, axes)
+    plots.legend(figure)
     return Picture("buckets", "Accuracy of four kinds of classes", (
         f"Head: classes with more than {runs[0]['threshold']:g} samples in the sequence. Bars: {SEEDS}. Hatched: methods that "
         "train all layers."), figure, rows)
@@ -155,7 +155,7 @@ def unseen_classes(runs: list[dict]) -> Picture:
         axes.axvline(0.5, color=INK, linewidth=0.5)
         axes.set_title(title, loc="left")
         axes.set_xlabel("AUROC")
-    plots.legend(figure, parts[0])
+    plots.legend(figure)
     return Picture("unseen_classes", "Detection of unseen classes", (
         f"By novelty score: {SEEDS}. Dotted: the clock, which says that early samples are new and looks at no image; over the "
         "whole sequence the AUROC mostly measures time. Solid: chance."), figure, rows)
@@ -175,7 +175,7 @@ def counts(runs: list[dict]) -> Picture:
     axes.axhline(run["threshold"], color=INK, linewidth=0.6, linestyle=":")
     axes.set(xlabel="classes, from most to fewest samples", ylabel="samples", yscale="log")
     plots.few_ticks(axes.yaxis, lambda value: f"{value:g}")
-    plots.legend(figure, axes)
+    plots.legend(figure)
     head = int(np.sum(found > run["threshold"]))
     return Picture("counts", "Samples of each class", (
         f"{found.sum():,} samples of {len(found):,} classes, of which {known:,} were pretrained; seed {run['seed']}. Dotted: "
