@@ -49,39 +49,62 @@ def _spread(values: list[float | None]) -> dict:
     return {"values": values, **spread, "interval": interval_of(spread)}
 
 
-def table(result: dict, title: str) -> str:
-    """A result of `evaluate`, or of `across`, as text: lifetime, tasks, pairs, then what is missing."""
-    several, pairs = "each" in result, result["pairs"]
+def metric_rows(result: dict) -> list[list]:
+    """A header, and a row for each metric of the lifetime, of a result of `evaluate` or of `across`; cells are text or numbers."""
+    several = "each" in result
     rows = [["metric", "", *(("mean", "sd", "95 % from", "to", "lifetimes") if several else ("value", "mean of"))]]
     for metric in sorted(result["lifetime"], key=list(SHORT).index):
         value = result["lifetime"][metric]
-        cells = [value, result["counts"][metric]] if not several else [
-            value["mean"], value["sd"], *(value["interval"] or (None, None)), value["n"]]
-        rows.append([SHORT[metric], metric, *map(shown, cells[:-1]), str(cells[-1])])
-    lines = [title, "", *columns(rows, left=(0, 1)), ""]
+        cells = [value["mean"], value["sd"], *(value["interval"] or (None, None)), value["n"]] if several else [
+            value, result["counts"][metric]]
+        rows.append([SHORT[metric], metric, *cells])
+    return rows
 
-    kinds = [metric for metric in SHORT if metric not in pairs and any(metric in found for found in result["tasks"].values())]
-    rows = [["task", *(SHORT[metric] for metric in kinds)]]
-    rows += [[task, *(_cell(found.get(metric)) for metric in kinds)] for task, found in result["tasks"].items()]
-    lines += columns(rows, left=(0,))
+
+def task_rows(result: dict) -> list[list]:
+    """The same of the tasks."""
+    kinds = [metric for metric in SHORT
+             if metric not in result["pairs"] and any(metric in found for found in result["tasks"].values())]
+    return [["task", *(SHORT[metric] for metric in kinds)],
+            *([task, *(_first(found.get(metric)) for metric in kinds)] for task, found in result["tasks"].items())]
+
+
+def pair_rows(result: dict) -> list[list]:
+    """The same of the pairs of tasks that have a transfer; only the header without any."""
+    pairs = result["pairs"]
     named = dict.fromkeys((source, target) for sources in pairs.values() for source in sources for target in sources[source])
-    rows = [["source -> target, first value", *(SHORT[metric] for metric in pairs)]]
-    rows += [[f"{source} -> {target}", *(_cell(found.get(source, {}).get(target)) for found in pairs.values())]
-             for source, target in named]
-    lines += ["", *columns(rows, left=(0,))] if named else []
+    return [["source -> target, first value", *(SHORT[metric] for metric in pairs)],
+            *([f"{source} -> {target}", *(_first(found.get(source, {}).get(target)) for found in pairs.values())]
+              for source, target in named)]
 
-    reasons = {}
+
+def reasons(result: dict) -> list[str]:
+    """Why numbers are missing, each reason once with the first of its numbers."""
+    keys_of = {}
     for key, reason in result["missing"].items():
-        reasons.setdefault(reason, []).append(key)
+        keys_of.setdefault(reason, []).append(key)
     missing = [f"{reason}: {', '.join(keys[:4])}{f' and {len(keys) - 4} more' if len(keys) > 4 else ''}"
-               for reason, keys in reasons.items()]
+               for reason, keys in keys_of.items()]
     if len(missing) > MOST_REASONS:
         missing[MOST_REASONS:] = [f"{len(missing) - MOST_REASONS} reasons more, which --json lists"]
-    for heading, texts in (("missing", missing), ("notes", result["notes"])):
+    return missing
+
+
+def table(result: dict, title: str) -> str:
+    """A result of `evaluate`, or of `across`, as text: lifetime, tasks, pairs, then what is missing."""
+    lines = [title, "", *_text(metric_rows(result), left=(0, 1)), "", *_text(task_rows(result), left=(0,))]
+    pairs = pair_rows(result)
+    lines += ["", *_text(pairs, left=(0,))] if len(pairs) > 1 else []
+    for heading, texts in (("missing", reasons(result)), ("notes", result["notes"])):
         lines += ["", f"{heading}:"] if texts else []
         lines += [line for text in texts for line in wrap(text, 110, initial_indent="  ", subsequent_indent="    ")]
     return "\n".join(lines)
 
 
-def _cell(value: float | list | dict | None) -> str:
-    return shown(value["mean"] if isinstance(value, dict) else value[0] if isinstance(value, list) else value)
+def _text(rows: list[list], left: tuple[int, ...]) -> list[str]:
+    return columns([[cell if isinstance(cell, str) else shown(cell, "d" if isinstance(cell, int) else ".4f") for cell in row]
+                    for row in rows], left)
+
+
+def _first(value: float | list | dict | None) -> float | None:
+    return value["mean"] if isinstance(value, dict) else value[0] if isinstance(value, list) else value

@@ -205,13 +205,22 @@ def human(flops: float) -> str:
 
 def table(results: dict) -> str:
     """The content of `results.json` as text of at most 110 columns: a row per task, then the summary."""
-    tasks, phase = results["tasks"], results["phase"]
+    tasks = results["tasks"]
     names = {task["index"]: name_of(task) for task in tasks}
     header = ["#", "year", "task", "", "classes", "train", "start", "lr", "smooth", "error", "compute"]
     rows = columns([header, *(_row(task, names) for task in tasks)], left=(2, 6))
 
-    summary, judged = summarise(tasks, phase), judged_tasks(tasks, phase)
     unfinished = results.get("unfinished")
+    marks = [f"PARTIAL: missing {', '.join(results['partial'])}"] if results["partial"] else []
+    marks += ["UNFINISHED: {done} of {planned} tasks are done".format(**unfinished)] if unfinished else []
+    marks = [line for mark in marks for line in textwrap.wrap(mark, 110)]
+    return "\n".join([*marks, *rows, "", *(f"{label:<42}{value}" for label, value in totals(results))])
+
+
+def totals(results: dict) -> list[tuple[str, str]]:
+    """What stands below the tasks of a run: (label, value) of its mean errors and of its compute."""
+    tasks, phase, unfinished = results["tasks"], results["phase"], results.get("unfinished")
+    summary, judged = summarise(tasks, phase), judged_tasks(tasks, phase)
     mean = "partial mean" if results["partial"] else "mean so far" if unfinished else "mean error"
     ends = [(f"{mean}, all tasks ({len(tasks)})", shown(summary["error_all"]))]
     if judged is not tasks:
@@ -220,10 +229,7 @@ def table(results: dict) -> str:
     ends.append(("compute, all phases", human(summary["cflop"])))
     if results.get("cflop_pretraining"):
         ends.append(("compute of the pretrained weights, beside", human(results["cflop_pretraining"])))
-    marks = [f"PARTIAL: missing {', '.join(results['partial'])}"] if results["partial"] else []
-    marks += ["UNFINISHED: {done} of {planned} tasks are done".format(**unfinished)] if unfinished else []
-    marks = [line for mark in marks for line in textwrap.wrap(mark, 110)]
-    return "\n".join([*marks, *rows, "", *(f"{label:<42}{value}" for label, value in ends)])
+    return ends
 
 
 def columns(rows: list[list[str]], left: tuple[int, ...]) -> list[str]:
@@ -242,7 +248,7 @@ def _row(task: dict, names: dict[int, str]) -> list[str]:
         "*" if task["meta"] == "test" else "",
         str(task["num_classes"]),
         str(task["num_train"]),
-        _origin(task["source"], names)[:18],
+        origin(task["source"], names)[:18],
         shown(found.get("lr"), ".2g"),
         shown(found.get("label_smoothing"), ".2f"),
         shown(task["error"]),
@@ -250,7 +256,7 @@ def _row(task: dict, names: dict[int, str]) -> list[str]:
     ]
 
 
-def _origin(source: int | str | None, names: dict[int, str]) -> str:
+def origin(source: int | str | None, names: dict[int, str]) -> str:
     """An earlier task by its number and name, since two may share a name; or "scratch" or "pretrained"."""
     return "scratch" if source is None else f"{source} {names[source]}" if source in names else source
 
