@@ -241,18 +241,22 @@ def pictures(runs: list[dict]) -> list[Picture]:
         return nevis_plots.draw(runs)[0]
 
 
+def csv_text(rows: list[dict]) -> str:
+    """Rows as CSV with all their keys; None is an empty cell, lists are JSON."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()})
+    return text.getvalue()
+
+
 def save(pictures: list[Picture], out: str | Path) -> list[Path]:
-    """Each picture as .png (200 dpi), .pdf and .csv in the folder `out`; returns the files. In a CSV, lists are JSON."""
+    """Each picture as .png (200 dpi), .pdf and .csv in the folder `out`; returns the files."""
     out, files = Path(out), []
     out.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        text = io.StringIO()
-        header = list(dict.fromkeys(key for row in picture.rows for key in row))
-        writer = csv.DictWriter(text, header, lineterminator="\n")
-        writer.writeheader()
-        for row in picture.rows:
-            writer.writerow({key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()})
-        contents = {"csv": text.getvalue().encode()}
+        contents = {"csv": csv_text(picture.rows).encode()}
         with style():
             for ending in ("png", "pdf"):
                 content = io.BytesIO()

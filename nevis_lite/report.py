@@ -25,6 +25,7 @@ from nevis_lite.run_folder import write_atomic
 
 HERE = Path(__file__).parent
 ENLARGED = 1.6  # CSS pixels for a point of a figure: its text of 7 and 8 points is then as large as that of a table
+SMALLEST = 0.7  # of that size on a narrow screen; a figure that needs more room is scrolled
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -148,8 +149,8 @@ def _stream(runs: list[dict]) -> str:
     if found["pairs"]:
         parts.append(table(
             "Paired differences of the mean error", ["first", "second", "seeds", "mean", "sd", "95 % from", "to", "verdict"],
-            [[pair["first"], pair["second"], pair["n"], *(_number(value, "+.4f") for value in (
-                pair["mean"], pair["sd"], *(pair["interval"] or (None, None)))), pair["verdict"]] for pair in found["pairs"]],
+            [[pair["first"], pair["second"], pair["n"], _number(pair["mean"], "+.4f"), pair["sd"],
+              *(_number(end, "+.4f") for end in pair["interval"] or (None, None)), pair["verdict"]] for pair in found["pairs"]],
             "First minus second, over the seeds that both have: below 0, the first is better."))
     parts.append(table(
         "Errors by task", ["year", "task", *found["baselines"]],
@@ -161,7 +162,7 @@ def _stream(runs: list[dict]) -> str:
         rows.append([run["name"], label, run["seed"], _state(run), run["error"], run["error_all"], _compute(run["cflop"]),
                      _compute(run["cflop_paper"]), *(_number(value, "+.4f") for value in (
                          sums["meta_test"], sums["all"], transfer["mean"])), more["sources"]["longest"]])
-    parts.append(table("Runs", ["run", "baseline", "seed", "", "error", "error, all tasks", "compute, all phases", "training only",
+    parts.append(table("Runs", ["run", "baseline", "seed", "state", "error", "error, all tasks", "compute, all phases", "training only",
                                 "regret, S_Ts", "regret, all tasks", "forward transfer", "longest chain"], rows,
                        "Regret is against the run of Indep with the same seed. A chain is how often weights were handed on."))
     return "\n".join([*parts, f"<p>{_download('All of this as JSON', 'comparison.json', json.dumps(found))}</p>"])
@@ -227,6 +228,7 @@ def _lifetimes(lifetimes: list[dict]) -> str:
               ("Transfer between tasks", pair_rows(result)))
     missing, settings = reasons(result), [each for each in lifetimes if each["config"]]
     return "\n".join([
+        f"<p>{escape(', '.join(found))}; mode {result['mode']}</p>",
         *(f'<p class="mark">{escape(note)}</p>' for note in result["notes"]),
         *(table(title, header, rows) for title, (header, *rows) in tables if rows),
         "<h3>Missing</h3>\n<ul>" + "".join(f"<li>{escape(text)}</li>" for text in missing) + "</ul>" if missing else "",
@@ -249,11 +251,12 @@ def _compute(flops: float | None) -> tuple:
 
 def table(title: str, header: list[str], rows: list[list], note: str = "") -> str:
     """A table in a box of its own, with its values as CSV."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+    values = [[cell[0] if isinstance(cell, tuple) else cell for cell in row] for row in rows]
+    numeric = [not any(isinstance(value, str) for value in column) for column in zip(*values, strict=True)]
+    head = "".join(f'<th scope="col"{" class=number" if right else ""}>{escape(name)}</th>'
+                   for name, right in zip(header, numeric, strict=True))
     body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    values = [{name or "note": cell[0] if isinstance(cell, tuple) else cell for name, cell in zip(header, row, strict=True)}
-              for row in rows]
-    link = _download("CSV", f"{plots.slug(title)}.csv", plots.csv_text(values))
+    link = _download("CSV", f"{plots.slug(title)}.csv", plots.csv_text([dict(zip(header, row, strict=True)) for row in values]))
     return (f'<figure class="table">\n<figcaption><h3>{escape(title)}</h3> {link}</figcaption>\n'
             f'<div class="box" role="region" aria-label="{escape(title)}" tabindex="0">'
             f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>\n"
@@ -278,7 +281,7 @@ def picture_html(picture: plots.Picture, prefix: str) -> str:
     """A picture in the page's own colours, with its data; `prefix` keeps its ids apart from those of other pictures."""
     link = _download("CSV", f"{picture.name}.csv", plots.csv_text(picture.rows))
     return (f'<figure class="picture">\n<figcaption><h3>{escape(picture.title)}</h3> {link}</figcaption>\n'
-            f'<div class="box" tabindex="0">{svg(picture, prefix)}</div>\n<p>{escape(picture.caption)}</p>\n</figure>\n')
+            f'<div class="box" role="region" aria-label="{escape(picture.title)}" tabindex="0">{svg(picture, prefix)}</div>\n<p>{escape(picture.caption)}</p>\n</figure>\n')
 
 
 def svg(picture: plots.Picture, prefix: str) -> str:
@@ -289,15 +292,15 @@ def svg(picture: plots.Picture, prefix: str) -> str:
     with plots.style(), matplotlib.rc_context({"svg.hashsalt": picture.name}):
         picture.figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
-    width, height = (ENLARGED * float(size) for size in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
     text = text[text.index("<svg"):]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"| version="[^"]*"', "", text).replace("xlink:href", "href")
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{own}", text)
     text = text.replace(plots.INK, "var(--ink)").replace(plots.PALE, "var(--pale)")
-    label = escape(f"{picture.title}. {picture.caption}")
-    return re.sub(r'<svg ([^>]*?)width="[^"]*"', rf'<svg \1width="{width:.0f}"', re.sub(
-        r'height="[^"]*pt"', f'height="{height:.0f}" role="img" aria-label="{label}"', text, count=1), count=1)
+    width, height = (ENLARGED * float(size) for size in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
+    view = f'viewBox="0 0 {width / ENLARGED:g} {height / ENLARGED:g}" width="{width:.0f}" height="{height:.0f}"'
+    return text.replace(text[:text.index(">") + 1],
+                        f'<svg {view} style="min-width: {SMALLEST * width:.0f}px" role="img" aria-label="{escape(picture.title)}">')
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
