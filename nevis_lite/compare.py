@@ -107,7 +107,7 @@ def _budget(run: dict) -> str:
     return f"{run['trials']} x {run['steps']:,} updates"
 
 
-AVERAGES = ("runs", "error", "sd", "error, all tasks", "sd", "compute, all phases")
+AVERAGES = ("runs", "error", "sd", "error, all tasks", "sd, all tasks", "compute, all phases")
 
 
 def average_cells(group: dict) -> list[str]:

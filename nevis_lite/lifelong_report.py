@@ -50,9 +50,9 @@ def _spread(values: list[float | None]) -> dict:
 
 
 def metric_rows(result: dict) -> list[list]:
-    """A header, and a row for each metric of the lifetime, of a result of `evaluate` or of `across`; cells are text or numbers."""
+    """A header, and a row for each metric of the lifetime, from a result of `evaluate` or of `across`."""
     several = "each" in result
-    rows = [["metric", "", *(("mean", "sd", "95 % from", "to", "lifetimes") if several else ("value", "mean of"))]]
+    rows = [["metric", "in full", *(("mean", "sd", "95 % from", "to", "lifetimes") if several else ("value", "mean of"))]]
     for metric in sorted(result["lifetime"], key=list(SHORT).index):
         value = result["lifetime"][metric]
         cells = [value["mean"], value["sd"], *(value["interval"] or (None, None)), value["n"]] if several else [

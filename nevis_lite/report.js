@@ -5,7 +5,7 @@ for (const table of document.querySelectorAll("table")) {
   [...table.tHead.rows[0].cells].forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = head.textContent || "note";
+    button.textContent = head.textContent;
     head.replaceChildren(button);
     const key = (row) => {
       const cell = row.cells[column];

@@ -99,7 +99,7 @@ def page(runs: list[dict], lifetimes: list[dict]) -> str:
     sections["Each run"] = "\n".join(map(_run, runs))
     sections = {name: body for name, body in sections.items() if body}
     title = "nevis_lite: " + ", ".join([*dict.fromkeys(name for name, _ in families), *["lifetimes"] * bool(lifetimes)])
-    counts = [f"{count} {what}{'s' * (count > 1)}" for count, what in ((len(runs), "run"), (len(lifetimes), "lifetime")) if count]
+    counts = [f"{len(them)} {what}{'s' * (len(them) > 1)}" for them, what in ((runs, "run"), (lifetimes, "lifetime")) if them]
     links = [f'<a href="#part-{number}">{escape(name)}</a>' for number, name in enumerate(sections)]
     return "\n".join([
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -134,44 +134,48 @@ def _made_with(runs: list[dict]) -> str:
 def _stream(runs: list[dict]) -> str:
     """The runs of one stream and phase beside each other."""
     found, labels = compare.comparison(runs), compare.labels_of(runs)
-    marked = {label for run, label in zip(runs, labels, strict=True) if run["partial"]}
+    partial = {label for run, label in zip(runs, labels, strict=True) if run["partial"]}
     wins = defaultdict(list)
     for pair in found["pairs"]:
         better = pair["verdict"].removesuffix(" is better")
         if better != pair["verdict"]:
             wins[better].append(pair["second"] if better == pair["first"] else pair["first"])
-    parts = [_marks(runs), table(
-        "Baselines", ["baseline", *compare.AVERAGES, "Pareto front", "better than"],
-        [[label + ", PARTIAL" * (label in marked), *_averages(group), "*" if group["pareto"] else "", ", ".join(wins[label])]
-         for label, group in found["baselines"].items()],
-        "Mean and standard deviation over the seeds of finished runs. Better: the 95 % interval of the paired difference lies on "
-        "one side of 0." if len(found["baselines"]) > 1 else "Mean and standard deviation over the seeds of finished runs.")]
-    if found["pairs"]:
-        parts.append(table(
-            "Paired differences of the mean error", ["first", "second", "seeds", "mean", "sd", "95 % from", "to", "verdict"],
-            [[pair["first"], pair["second"], pair["n"], _number(pair["mean"], "+.4f"), pair["sd"],
-              *(_number(end, "+.4f") for end in pair["interval"] or (None, None)), pair["verdict"]] for pair in found["pairs"]],
-            "First minus second, over the seeds that both have: below 0, the first is better."))
-    parts.append(table(
-        "Errors by task", ["year", "task", *found["baselines"]],
-        [[task["year"], task["task"], *((spread["mean"], compare.mean_and_sd(spread)) for spread in task["errors"].values())]
-         for task in found["tasks"]], "Over all runs that have learned the task."))
+    baselines = [[label + ", PARTIAL" * (label in partial), *_averages(group), "*" if group["pareto"] else "",
+                  ", ".join(wins[label])] for label, group in found["baselines"].items()]
+    pairs = [[pair["first"], pair["second"], pair["n"], _signed(pair["mean"]), pair["sd"],
+              *map(_signed, pair["interval"] or (None, None)), pair["verdict"]] for pair in found["pairs"]]
+    tasks = [[task["year"], task["task"], *((error["mean"], compare.mean_and_sd(error)) for error in task["errors"].values())]
+             for task in found["tasks"]]
+    return "\n".join([
+        _marks(runs),
+        table("Baselines", ["baseline", *compare.AVERAGES, "Pareto front", "better than"], baselines,
+              "Mean and standard deviation over the seeds of finished runs. Better: by the interval of the paired difference."),
+        table("Paired differences of the mean error",
+              ["first", "second", "seeds", "mean", "sd", "95 % from", "to", "verdict"], pairs,
+              "First minus second, over the seeds that both have; below 0 the first is better.") if pairs else "",
+        table("Errors by task", ["year", "task", *found["baselines"]], tasks, "Over all runs that have learned the task."),
+        _runs(runs, labels),
+        f"<p>{_download('Baselines, differences and errors as JSON', 'comparison.json', json.dumps(found))}</p>"])
+
+
+def _runs(runs: list[dict], labels: list[str]) -> str:
     rows = []
     for run, label, more in zip(runs, labels, analysis.more(runs), strict=True):
-        sums, transfer = more["regret"] or {"meta_test": None, "all": None}, more["forward_transfer"]
+        regret = more["regret"] or {"meta_test": None, "all": None}
         rows.append([run["name"], label, run["seed"], _state(run), run["error"], run["error_all"], _compute(run["cflop"]),
-                     _compute(run["cflop_paper"]), *(_number(value, "+.4f") for value in (
-                         sums["meta_test"], sums["all"], transfer["mean"])), more["sources"]["longest"]])
-    parts.append(table("Runs", ["run", "baseline", "seed", "state", "error", "error, all tasks", "compute, all phases", "training only",
-                                "regret, S_Ts", "regret, all tasks", "forward transfer", "longest chain"], rows,
-                       "Regret is against the run of Indep with the same seed. A chain is how often weights were handed on."))
-    return "\n".join([*parts, f"<p>{_download('All of this as JSON', 'comparison.json', json.dumps(found))}</p>"])
+                     _compute(run["cflop_paper"]), _signed(regret["meta_test"]), _signed(regret["all"]),
+                     _signed(more["forward_transfer"]["mean"]), more["sources"]["longest"]])
+    header = ["run", "baseline", "seed", "state", "error", "error, all tasks", "compute, all phases", "training only",
+              "regret, meta-test", "regret, all tasks", "forward transfer", "longest chain"]
+    return table("Runs", header, rows, "Regret is against the run of Indep with the same seed and budget; the chain is how often "
+                 "weights were handed on.")
 
 
 def _variants(runs: list[dict]) -> str:
-    rows = [[row["stream"], row["baseline"], row["draws"], row["tasks"], *_averages(row), _number(row["difference"], "+.4f"),
+    rows = [[row["stream"], row["baseline"], row["draws"], row["tasks"], *_averages(row), _signed(row["difference"]),
              row["verdict"] or row["reason"] or ""] for row in analysis.variants(runs)]
-    return _marks(runs) + table("Variants", ["stream", "baseline", "draws", "tasks", *compare.AVERAGES, "difference", ""], rows,
+    header = ["stream", "baseline", "draws", "tasks", *compare.AVERAGES, "difference", "verdict"]
+    return _marks(runs) + table("Variants", header, rows,
                                 "Difference: mean error minus that of the same baseline on the unchanged stream.")
 
 
@@ -188,17 +192,22 @@ def _run(run: dict) -> str:
     rows = [[task["index"], task["year"], name_of(task), "*" if task["meta"] == "test" else "", task["domain"],
              task["num_classes"], task["num_train"], metrics.origin(task["source"], names),
              ", ".join(metrics.origin(source, names) for source in task["auxiliaries"]),
-             *(_number(value, ".3g") if isinstance(value := task["hyperparameters"].get(key), float) else value
-               for key in searched),
-             task.get("dev_error"), task["error"] if "reason" not in task else (task["error"], task["reason"]),
+             *(_searched(task["hyperparameters"].get(key)) for key in searched), task.get("dev_error"),
+             (task["error"], shown(task["error"]) if "reason" not in task else task["reason"]),
              _compute(sum(task["flops"].values()))] for task in run["tasks"]]
+    header = ["#", "year", "task", "meta-test", "domain", "classes", "train", "start", "trained with", *searched, "dev error",
+              "error", "compute"]
+    texts = {"Settings": run["config"], "Environment": run["environment"] and json.dumps(run["environment"], indent=1)}
     totals = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in metrics.totals(run))
     return "\n".join([
         f"<details>\n<summary>{escape(run['name'])} {escape(_state(run))}</summary>", _marks([run]), f"<dl>{totals}</dl>",
-        table(f"Tasks of {run['name']}", ["#", "year", "task", "", "domain", "classes", "train", "start", "trained with", *searched,
-                                         "dev error", "error", "compute"], rows, "* meta-test task"),
-        f"<h4>Settings</h4>\n<pre>{escape(run['config'])}</pre>",
-        f"<h4>Environment</h4>\n<pre>{escape(json.dumps(run['environment'], indent=1))}</pre>\n</details>"])
+        table(f"Tasks of {run['name']}", header, rows),
+        *(f"<h4>{title}</h4>\n<pre>{escape(text)}</pre>" for title, text in texts.items() if text), "</details>"])
+
+
+def _searched(value: float | int | str | bool | None):
+    """A hyper-parameter as a cell."""
+    return (value, f"{value:.3g}") if isinstance(value, float) else str(value) if isinstance(value, bool) else value
 
 
 def _state(run: dict) -> str:
@@ -241,8 +250,8 @@ def _lifetimes(lifetimes: list[dict]) -> str:
 # ---- parts of a page ------------------------------------------------------------------------------------------------
 
 
-def _number(value: float | None, spec: str) -> tuple:
-    return value, shown(value, spec)
+def _signed(value: float | None) -> tuple:
+    return value, shown(value, "+.4f")
 
 
 def _compute(flops: float | None) -> tuple:
@@ -252,9 +261,8 @@ def _compute(flops: float | None) -> tuple:
 def table(title: str, header: list[str], rows: list[list], note: str = "") -> str:
     """A table in a box of its own, with its values as CSV."""
     values = [[cell[0] if isinstance(cell, tuple) else cell for cell in row] for row in rows]
-    numeric = [not any(isinstance(value, str) for value in column) for column in zip(*values, strict=True)]
-    head = "".join(f'<th scope="col"{" class=number" if right else ""}>{escape(name)}</th>'
-                   for name, right in zip(header, numeric, strict=True))
+    words = [any(isinstance(row[column], str) for row in values) for column in range(len(header))]
+    head = "".join(f'<th scope="col" class="{"text" if left else "number"}">{escape(name)}</th>' for name, left in zip(header, words, strict=True))
     body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     link = _download("CSV", f"{plots.slug(title)}.csv", plots.csv_text([dict(zip(header, row, strict=True)) for row in values]))
     return (f'<figure class="table">\n<figcaption><h3>{escape(title)}</h3> {link}</figcaption>\n'
@@ -281,7 +289,8 @@ def picture_html(picture: plots.Picture, prefix: str) -> str:
     """A picture in the page's own colours, with its data; `prefix` keeps its ids apart from those of other pictures."""
     link = _download("CSV", f"{picture.name}.csv", plots.csv_text(picture.rows))
     return (f'<figure class="picture">\n<figcaption><h3>{escape(picture.title)}</h3> {link}</figcaption>\n'
-            f'<div class="box" role="region" aria-label="{escape(picture.title)}" tabindex="0">{svg(picture, prefix)}</div>\n<p>{escape(picture.caption)}</p>\n</figure>\n')
+            f'<div class="box" role="region" aria-label="{escape(picture.title)}" tabindex="0">{svg(picture, prefix)}</div>\n'
+            f"<p>{escape(picture.caption)}</p>\n</figure>\n")
 
 
 def svg(picture: plots.Picture, prefix: str) -> str:
@@ -299,8 +308,8 @@ def svg(picture: plots.Picture, prefix: str) -> str:
     text = text.replace(plots.INK, "var(--ink)").replace(plots.PALE, "var(--pale)")
     width, height = (ENLARGED * float(size) for size in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
     view = f'viewBox="0 0 {width / ENLARGED:g} {height / ENLARGED:g}" width="{width:.0f}" height="{height:.0f}"'
-    return text.replace(text[:text.index(">") + 1],
-                        f'<svg {view} style="min-width: {SMALLEST * width:.0f}px" role="img" aria-label="{escape(picture.title)}">')
+    label = f'style="min-width: {SMALLEST * width:.0f}px" role="img" aria-label="{escape(picture.title)}"'
+    return f"<svg {view} {label}>{text[text.index('>') + 1:]}"
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
