@@ -167,8 +167,8 @@ def _runs(runs: list[dict], labels: list[str]) -> str:
                      _signed(more["forward_transfer"]["mean"]), more["sources"]["longest"]])
     header = ["run", "baseline", "seed", "state", "error", "error, all tasks", "compute, all phases", "training only",
               "regret, meta-test", "regret, all tasks", "forward transfer", "longest chain"]
-    return table("Runs", header, rows, "Regret is against the run of Indep with the same seed and budget; the chain is how often "
-                 "weights were handed on.")
+    return table("Runs", header, rows, "Regret is against the run of Indep with the same seed and budget. The longest chain: how "
+                 "often weights were handed on.")
 
 
 def _variants(runs: list[dict]) -> str:
@@ -197,7 +197,8 @@ def _run(run: dict) -> str:
              _compute(sum(task["flops"].values()))] for task in run["tasks"]]
     header = ["#", "year", "task", "meta-test", "domain", "classes", "train", "start", "trained with", *searched, "dev error",
               "error", "compute"]
-    texts = {"Settings": run["config"], "Environment": run["environment"] and json.dumps(run["environment"], indent=1)}
+    environment = run["environment"] and json.dumps(run["environment"], indent=1, ensure_ascii=False)
+    texts = {"Settings": run["config"], "Environment": environment}
     totals = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in metrics.totals(run))
     return "\n".join([
         f"<details>\n<summary>{escape(run['name'])} {escape(_state(run))}</summary>", _marks([run]), f"<dl>{totals}</dl>",
@@ -261,8 +262,8 @@ def _compute(flops: float | None) -> tuple:
 def table(title: str, header: list[str], rows: list[list], note: str = "") -> str:
     """A table in a box of its own, with its values as CSV."""
     values = [[cell[0] if isinstance(cell, tuple) else cell for cell in row] for row in rows]
-    words = [any(isinstance(row[column], str) for row in values) for column in range(len(header))]
-    head = "".join(f'<th scope="col" class="{"text" if left else "number"}">{escape(name)}</th>' for name, left in zip(header, words, strict=True))
+    kinds = ["text" if any(isinstance(row[i], str) for row in values) else "number" for i in range(len(header))]
+    head = "".join(f'<th scope="col" class="{kind}">{escape(name)}</th>' for name, kind in zip(header, kinds, strict=True))
     body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     link = _download("CSV", f"{plots.slug(title)}.csv", plots.csv_text([dict(zip(header, row, strict=True)) for row in values]))
     return (f'<figure class="table">\n<figcaption><h3>{escape(title)}</h3> {link}</figcaption>\n'
