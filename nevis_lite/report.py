@@ -167,8 +167,8 @@ def _runs(runs: list[dict], labels: list[str]) -> str:
                      _signed(more["forward_transfer"]["mean"]), more["sources"]["longest"]])
     header = ["run", "baseline", "seed", "state", "error", "error, all tasks", "compute, all phases", "training only",
               "regret, meta-test", "regret, all tasks", "forward transfer", "longest chain"]
-    return table("Runs", header, rows, "Regret is against the run of Indep with the same seed and budget. The longest chain: how "
-                 "often weights were handed on.")
+    return table("Runs", header, rows, "Regret is against the run of Indep with the same seed and budget. The longest chain "
+                 "says how often weights were handed on.")
 
 
 def _variants(runs: list[dict]) -> str:
