@@ -7,6 +7,7 @@ BIN := .venv/bin
 
 demo: .venv/installed
 	$(BIN)/python -m nevis_lite.train --config demo_ftd.yaml --resume
+	$(BIN)/python -m nevis_lite.report runs/demo_ftd-seed0 --out runs/report.html
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest
@@ -15,9 +16,9 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check
 
 # The stamps make the second call instant and an interrupted installation start again.
-.venv/installed: requirements.txt
+.venv/installed: requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -r requirements.txt
+	$(BIN)/pip install -e '.[plots]'
 	touch $@
 
 .venv/installed-dev: pyproject.toml .venv/installed

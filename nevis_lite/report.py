@@ -330,7 +330,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, OSError, ValueError) as problem:
         print(problem, file=sys.stderr)
         return 2
-    print(arguments.out)
+    print(f"In {arguments.out}: tables and pictures for a browser")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Runs as TensorBoard shows them, while they go on or afterwards: `python -m nevis_lite.track RUN...`.
 
-A process beside the run reads the rows that it appends: nothing has to be said before a run starts, and no training waits. A row
-makes its points once: after a resume the rows behind the checkpoint are cut off and come again with the same numbers.
+A process beside the run reads the rows that it appends: nothing has to be said before a run starts, and no training waits.
+A row makes its points once: after a resume the rows behind the checkpoint are cut off and come again with the same numbers.
 """
 
 from __future__ import annotations
