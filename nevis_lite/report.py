@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from urllib.parse import quote
 
-from nevis_lite import analysis, compare, config, lifelong, lifelong_report, metrics, plots
+from nevis_lite import analysis, compare, config, lifelong, lifelong_plots, lifelong_report, metrics, plots
 from nevis_lite.config import UserError
 from nevis_lite.lifelong_report import metric_rows, pair_rows, reasons, task_rows
 from nevis_lite.metrics import human, name_of, shown
@@ -36,9 +36,7 @@ def write(path: str | Path, names: list[str]):
 
     ValueError, OSError or UserError, one sentence, when one cannot be read or they do not go together, or without matplotlib.
     """
-    with plots.style():  # says early that matplotlib is missing
-        from nevis_lite import lifelong_plots
-
+    plots.style()  # says early that matplotlib is missing
     paths = [Path(name) for name in names]
     lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
     text = page([load(path) for path in paths if path not in lives], [load_lifetime(path) for path in lives])
@@ -47,8 +45,7 @@ def write(path: str | Path, names: list[str]):
 
 def load(folder: Path) -> dict:
     """A run as `plots.load` returns it, with its "config" (YAML) and its "environment", both without paths of this machine."""
-    path = folder / "environment.json"
-    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    facts = _content(folder / "environment.json")
     if "command" in facts:
         facts["command"] = shlex.join(map(_without_path, shlex.split(facts["command"])))
     return plots.load(folder) | {"config": _settings(folder), "environment": _without_path(facts)}
@@ -56,8 +53,6 @@ def load(folder: Path) -> dict:
 
 def load_lifetime(path: Path) -> dict:
     """What `lifelong_plots.load` returns, as "lifetime", with its "name" and, of one of `scenario.py`, its "config" (YAML)."""
-    from nevis_lite import lifelong_plots
-
     lifetime, place = lifelong_plots.load(path), path.resolve()
     lifetime.log.name = place.name if path.is_dir() else f"{place.parent.name}/{place.name}"
     if (path / "config.yaml").is_file() and not (path / "results.json").is_file():
@@ -66,10 +61,13 @@ def load_lifetime(path: Path) -> dict:
 
 
 def _settings(folder: Path) -> str:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        return ""
-    return config.write_yaml(_without_path(config.read_yaml(path.read_text(encoding="utf-8"), str(path))))
+    settings = _content(folder / "config.yaml")
+    return config.write_yaml(_without_path(settings)) if settings else ""
+
+
+def _content(path: Path) -> dict:
+    """Of a YAML or JSON file; nothing if there's no such file."""
+    return config.read_yaml(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
 
 
 def _without_path(value):
@@ -226,8 +224,6 @@ def _marks(runs: list[dict]) -> str:
 
 def _lifetimes(lifetimes: list[dict]) -> str:
     """Metrics of one lifetime, or of several together; why numbers are missing; pictures, and settings."""
-    from nevis_lite import lifelong_plots
-
     found = {each["name"]: lifelong.evaluate(each["lifetime"].log, each["lifetime"].experts) for each in lifetimes}
     if len(found) < len(lifetimes):
         raise UserError("Two lifetimes have the same name: rename one, or name only one of them.")
