@@ -31,8 +31,8 @@ SMALLEST = 0.7  # of that size on a narrow screen; a figure that needs more room
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-def write(path: str | Path, names: list[str]):
-    """The page of runs and lifetimes, given by their folders or logs, into the file `path`.
+def write(out: str | Path, names: list[str]):
+    """The page of runs and lifetimes, given by their folders or logs, into the file `out`.
 
     ValueError, OSError or UserError, one sentence, when one cannot be read or they do not go together, or without matplotlib.
     """
@@ -40,7 +40,8 @@ def write(path: str | Path, names: list[str]):
     paths = [Path(name) for name in names]
     lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
     text = page([load(path) for path in paths if path not in lives], [load_lifetime(path) for path in lives])
-    write_atomic(Path(path), lambda file: file.write(text.encode()))
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(Path(out), lambda file: file.write(text.encode()))
 
 
 def load(folder: Path) -> dict:

@@ -204,6 +204,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     write(tmp_path / "one", run())
     assert report.main(["one"]) == 0 and (tmp_path / "report.html").is_file()
     assert capsys.readouterr().out == "In report.html: tables and pictures for a browser\n"
+    assert report.main(["one", "--out", "new/page.html"]) == 0 and (tmp_path / "new" / "page.html").is_file()
+    capsys.readouterr()
     assert report.main(["one", "two"]) == 2 and "No run in two" in capsys.readouterr().err
     write(tmp_path / "three", run())
     assert report.main(["one", "three"]) == 2 and "have seed 0" in capsys.readouterr().err
