@@ -6,6 +6,7 @@ A run is the content of its `results.json`, as `metrics.load` returns it, also w
 import itertools
 import math
 import re
+from collections import defaultdict
 
 import numpy as np
 
@@ -23,9 +24,8 @@ SEED_NOISE = 2 * math.sqrt(2) * 0.003
 def comparison(runs: list[dict]) -> dict:
     """Several runs of one stream and phase, each the content of a `results.json`, grouped by baseline.
 
-    "baselines": per baseline, {"n", "mean", "sd"} of "error" and "error_all" over its finished runs, the mean "cflop", and
-    whether it is on the Pareto front, where nothing partial stands; where runs differ in their budgets, a baseline at another
-    budget is another baseline;
+    "baselines": per baseline its `averages`, and whether it is on the Pareto front, where nothing partial stands; a baseline at
+    another budget, trials x updates, is another baseline;
     "pairs": for every two baselines of one budget the differences of "error", first minus second, over the seeds that both
     have with the same tasks missing, if any, and their mean, sd and paired 95 % interval, mean +- t sd / sqrt(n) with
     Student's t of n - 1 degrees of freedom; the verdict on a single seed of FULL or SHORT goes by SEED_NOISE;
@@ -48,7 +48,6 @@ def comparison(runs: list[dict]) -> dict:
     points = {label: (group["cflop"], group["error"]["mean"]) for label, group in baselines.items()}
     whole_ones = {label for label, seeds in groups.items() if not any(run["partial"] for run in seeds.values())}
     front = pareto({label: point for label, point in points.items() if None not in point and label in whole_ones})
-    budgets = {label: _budget(next(iter(seeds.values()))) for label, seeds in groups.items()}
 
     tasks: dict[tuple, dict] = {}
     for run, label in zip(runs, labels, strict=True):
@@ -67,28 +66,31 @@ def comparison(runs: list[dict]) -> dict:
         "pairs": [
             _pair(first, second, groups)
             for first, second in itertools.combinations(groups, 2)
-            if budgets[first] == budgets[second]
+            if baselines[first]["budget"] == baselines[second]["budget"]
         ],
         "tasks": list(tasks.values()),
     }
 
 
 def labels_of(runs: list[dict]) -> list[str]:
-    """What each run is called beside the others: its baseline, with the budget where they have several.
+    """What each run is called beside the others: its baseline, with the budget if it has several.
 
     Where that does not tell two runs of a seed apart, since they differ in other settings, the names of their folders do.
     """
-    several = len({_budget(run) for run in runs}) > 1
-    labels = [run["baseline"] + (f", {_budget(run)}" if several else "") for run in runs]
+    budgets = defaultdict(set)
+    for run in runs:
+        budgets[run["baseline"]].add(_budget(run))
+    labels = [run["baseline"] + (f", {_budget(run)} updates" if len(budgets[run["baseline"]]) > 1 else "") for run in runs]
     folders, places = [re.sub(r"-seed\d+$", "", run["name"]) for run in runs], [(run["stream"], run["seed"]) for run in runs]
     apart, by_folder = (len(set(zip(names, places, strict=True))) for names in (labels, folders))
     return folders if apart < by_folder == len(runs) else labels
 
 
 def averages(runs: list[dict]) -> dict:
-    """{"n", "mean", "sd"} of "error" and "error_all" over the finished ones of some runs, and their mean "cflop"."""
+    """Of some runs of one "budget": {"n", "mean", "sd"} of "error" and "error_all", and mean "cflop", of the finished ones."""
     finished = [run for run in runs if "unfinished" not in run]
     return {
+        "budget": _budget(runs[0]) if runs else None,
         **{key: spread_of([run[key] for run in finished]) for key in ("error", "error_all")},
         "cflop": mean_of([run["cflop"] for run in finished]),
     }
@@ -104,16 +106,17 @@ def pareto(points: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def _budget(run: dict) -> str:
-    return f"{run['trials']} x {run['steps']:,} updates"
+    """Trials a task x updates a trial."""
+    return f"{run['trials']} x {run['steps']:,}"
 
 
-AVERAGES = ("runs", "error", "sd", "error, all tasks", "sd, all tasks", "compute, all phases")
+AVERAGES = ("runs", "trials x updates", "error", "sd", "error, all tasks", "sd, all tasks", "compute, all phases")
 
 
 def average_cells(group: dict) -> list[str]:
     """`averages` as cells under the header AVERAGES."""
     errors = [shown(group[key][part]) for key in ("error", "error_all") for part in ("mean", "sd")]
-    return [str(group["error"]["n"]), *errors, "-" if group["cflop"] is None else human(group["cflop"])]
+    return [str(group["error"]["n"]), group["budget"], *errors, "-" if group["cflop"] is None else human(group["cflop"])]
 
 
 def marks_of(runs: list[dict]) -> list[str]:

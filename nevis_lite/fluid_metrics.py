@@ -235,6 +235,11 @@ def _share(hit: np.ndarray) -> dict:
 # ---- runs, and the command ------------------------------------------------------------------------------------------
 
 
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder looks like that of a FLUID run."""
+    return (Path(folder) / "sequence.npz").is_file()
+
+
 def load(folder: str | Path) -> dict:
     """A run, also one that goes on: its results.json, with "settings" from config.yaml and the sequence's "counts" by slot.
 

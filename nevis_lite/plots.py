@@ -283,7 +283,7 @@ def main(argv: list[str] | None = None) -> int:
 
             paths = [Path(path) for path in arguments.runs]
             lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
-            fluid = [path for path in paths if (path / "sequence.npz").is_file()]
+            fluid = [path for path in paths if fluid_metrics.is_run(path)]
             kinds = [nevis_plots.draw([load(path) for path in paths if path not in lives + fluid]),
                      lifelong_plots.draw([lifelong_plots.load(path) for path in lives]),
                      fluid_plots.draw([fluid_metrics.load(path) for path in fluid])]

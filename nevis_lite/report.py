@@ -1,7 +1,7 @@
 """One page of runs and lifetimes for a browser, in a file that needs nothing else: `python -m nevis_lite.report RUN...`.
 
-Each number comes from `metrics`, `compare`, `analysis` or `lifelong_report`; this module only lays them out. A row is a list of
-cells, which are text, a number, None for what is missing, or (number, how it is shown).
+Each number comes from `metrics`, `compare`, `analysis`, `lifelong_report` or `fluid_metrics`; this module only lays them out. A
+row is a list of cells, which are text, a number, None for what is missing, or (number, how it is shown).
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from html import escape
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from urllib.parse import quote
 
-from nevis_lite import analysis, compare, config, lifelong, lifelong_plots, lifelong_report, metrics, plots
+from nevis_lite import (
+    analysis,
+    compare,
+    config,
+    fluid_metrics,
+    fluid_plots,
+    lifelong,
+    lifelong_plots,
+    lifelong_report,
+    metrics,
+    plots,
+)
 from nevis_lite.config import UserError
 from nevis_lite.lifelong_report import metric_rows, pair_rows, reasons, task_rows
 from nevis_lite.metrics import human, name_of, shown
@@ -39,7 +50,9 @@ def write(out: str | Path, names: list[str]):
     plots.style()  # says early that matplotlib is missing
     paths = [Path(name) for name in names]
     lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
-    text = page([load(path) for path in paths if path not in lives], [load_lifetime(path) for path in lives])
+    fluid = [path for path in paths if fluid_metrics.is_run(path)]
+    text = page([load(path) for path in paths if path not in lives + fluid], [load_lifetime(path) for path in lives],
+                [fluid_metrics.load(path) | {"config": _settings(path)} for path in fluid])
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_atomic(Path(out), lambda file: file.write(text.encode()))
 
@@ -84,27 +97,35 @@ def _without_path(value):
     return f"{key}{equals}…/{PureWindowsPath(path).name}" if absolute else value
 
 
-def page(runs: list[dict], lifetimes: list[dict]) -> str:
-    """The page as HTML. The same runs give the same page. ValueError as in `compare.comparison` and `analysis.variants`."""
+def page(runs: list[dict], lifetimes: list[dict], fluid: list[dict]) -> str:
+    """The page as HTML. The same runs give the same page. ValueError as in `compare.comparison` and its likes."""
     streams, families = defaultdict(list), defaultdict(list)
     for run in runs:
         streams[run["stream"], run["phase"]].append(run)
         families[run["stream"].split(" (")[0], run["phase"]].append(run)
-    sections = {", ".join(key): _stream(members) for key, members in streams.items()}
+    sections = {", ".join(key): _baselines(members) for key, members in streams.items()}
     sections |= {f"{name} and its variants, {phase}": _variants(members) for (name, phase), members in families.items()
                  if len({run["stream"] for run in members}) > 1}
     sections["Pictures"] = "".join(picture_html(picture, "run") for picture in plots.pictures(runs)) if runs else ""
+    sections["Differences and tasks"] = "\n".join(
+        f"<h3>{escape(', '.join(key))}</h3>" * (len(streams) > 1) + _details(members) for key, members in streams.items())
     sections["Lifetimes"] = _lifetimes(lifetimes) if lifetimes else ""
+    configs = defaultdict(list)
+    for run in fluid:
+        configs[fluid_metrics.name_of(run)].append(run)
+    sections |= {f"FLUID: {name}": _fluid(members, len(configs) > 1) for name, members in configs.items()}
     sections["Each run"] = "\n".join(map(_run, runs))
     sections = {name: body for name, body in sections.items() if body}
-    title = "nevis_lite: " + ", ".join([*dict.fromkeys(name for name, _ in families), *["lifetimes"] * bool(lifetimes)])
-    counts = [f"{len(them)} {what}{'s' * (len(them) > 1)}" for them, what in ((runs, "run"), (lifetimes, "lifetime")) if them]
+    title = "nevis_lite: " + ", ".join([*dict.fromkeys(name for name, _ in families), *["lifetimes"] * bool(lifetimes),
+                                        *configs])
+    counts = [f"{len(them)} {what}{'s' * (len(them) > 1)}" for them, what in
+              ((runs, "run"), (lifetimes, "lifetime"), (fluid, "FLUID run")) if them]
     links = [f'<a href="#part-{number}">{escape(name)}</a>' for number, name in enumerate(sections)]
     return "\n".join([
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>\n<style>\n{_asset('report.css')}</style>\n</head>\n<body>\n<header>",
-        f"<h1>{escape(title)}</h1>\n<p>{' and '.join(counts)}</p>\n{_made_with(runs)}",
+        f"<h1>{escape(title)}</h1>\n<p>{', '.join(counts)}</p>\n{_made_with(runs)}",
         f'<nav aria-label="Contents">{" ".join(links)}</nav>\n</header>\n<main>',
         *(f'<section id="part-{number}">\n<h2>{escape(name)}</h2>\n{body}\n</section>'
           for number, (name, body) in enumerate(sections.items())),
@@ -130,8 +151,8 @@ def _made_with(runs: list[dict]) -> str:
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
-def _stream(runs: list[dict]) -> str:
-    """The runs of one stream and phase beside each other."""
+def _baselines(runs: list[dict]) -> str:
+    """What the runs of one stream and phase come to."""
     found, labels = compare.comparison(runs), compare.labels_of(runs)
     partial = {label for run, label in zip(runs, labels, strict=True) if run["partial"]}
     wins = defaultdict(list)
@@ -139,21 +160,26 @@ def _stream(runs: list[dict]) -> str:
         better = pair["verdict"].removesuffix(" is better")
         if better != pair["verdict"]:
             wins[better].append(pair["second"] if better == pair["first"] else pair["first"])
-    baselines = [[label + ", PARTIAL" * (label in partial), *_averages(group), "*" if group["pareto"] else "",
-                  ", ".join(wins[label])] for label, group in found["baselines"].items()]
+    rows = [[label + ", PARTIAL" * (label in partial), *_averages(group), "*" if group["pareto"] else "",
+             ", ".join(wins[label])] for label, group in found["baselines"].items()]
+    return _marks(runs) + table(
+        "Baselines", ["baseline", *compare.AVERAGES, "Pareto front", "better than"], rows,
+        "Mean and standard deviation over the seeds of finished runs. Better: by the interval of the paired difference.")
+
+
+def _details(runs: list[dict]) -> str:
+    """The runs of one stream and phase beside each other."""
+    found = compare.comparison(runs)
     pairs = [[pair["first"], pair["second"], pair["n"], _signed(pair["mean"]), pair["sd"],
               *map(_signed, pair["interval"] or (None, None)), pair["verdict"]] for pair in found["pairs"]]
     tasks = [[task["year"], task["task"], *((error["mean"], compare.mean_and_sd(error)) for error in task["errors"].values())]
              for task in found["tasks"]]
     return "\n".join([
-        _marks(runs),
-        table("Baselines", ["baseline", *compare.AVERAGES, "Pareto front", "better than"], baselines,
-              "Mean and standard deviation over the seeds of finished runs. Better: by the interval of the paired difference."),
         table("Paired differences of the mean error",
               ["first", "second", "seeds", "mean", "sd", "95 % from", "to", "verdict"], pairs,
               "First minus second, over the seeds that both have; below 0 the first is better.") if pairs else "",
         table("Errors by task", ["year", "task", *found["baselines"]], tasks, "Over all runs that have learned the task."),
-        _runs(runs, labels),
+        _runs(runs, compare.labels_of(runs)),
         f"<p>{_download('Baselines, differences and errors as JSON', 'comparison.json', json.dumps(found))}</p>"])
 
 
@@ -181,7 +207,7 @@ def _variants(runs: list[dict]) -> str:
 def _averages(group: dict) -> list:
     """`compare.averages` as cells under the header compare.AVERAGES."""
     errors = [group[key][part] for key in ("error", "error_all") for part in ("mean", "sd")]
-    return [group["error"]["n"], *errors, _compute(group["cflop"])]
+    return [group["error"]["n"], group["budget"], *errors, _compute(group["cflop"])]
 
 
 def _run(run: dict) -> str:
@@ -245,11 +271,38 @@ def _lifetimes(lifetimes: list[dict]) -> str:
           for each in settings)])
 
 
+# ---- FLUID ----------------------------------------------------------------------------------------------------------
+
+
+def _fluid(runs: list[dict], several: bool) -> str:
+    """Runs of one config: accuracies, detection of unseen classes, pictures. `several`: there are other configs beside it."""
+    found, end = fluid_metrics.comparison(runs), f", {fluid_metrics.name_of(runs[0])}" * several
+    accuracies = [[method, *(_spread(values[name]) for name in fluid_metrics.ACCURACY),
+                   *(round(values["macs"][name]["mean"] / 1e9, 3) for name in ("cached", "uncached"))]
+                  for method, values in found["methods"].items()]
+    unseen = [[method, score, *(_spread(values[measure]) for measure in fluid_metrics.DETECTION)]
+              for method, each in found["methods"].items() for score, values in each["unseen"].items()]
+    with plots.style():
+        pictures = fluid_plots.draw(runs)[0]
+    return "\n".join([
+        f"<p>Seeds {', '.join(map(str, found['seeds']))}; mean and standard deviation over them.</p>",
+        table(f"Accuracy{end}", ["method", *fluid_metrics.ACCURACY.values(), "GMAC cached", "not cached"], accuracies),
+        table(f"Unseen classes{end}", ["method", "by", *fluid_metrics.DETECTION], unseen, fluid_metrics.LEGEND),
+        f"<p>{_download('All of this as JSON', 'fluid.json', json.dumps(found))}</p>",
+        *(picture_html(picture, plots.slug(f"fluid{end}")) for picture in pictures),
+        *(f"<details>\n<summary>Settings of {escape(run['name'])}</summary>\n<pre>{escape(run['config'])}</pre>\n</details>"
+          for run in runs)])
+
+
 # ---- parts of a page ------------------------------------------------------------------------------------------------
 
 
 def _signed(value: float | None) -> tuple:
     return value, shown(value, "+.4f")
+
+
+def _spread(spread: dict) -> tuple:
+    return spread["mean"], compare.mean_and_sd(spread)
 
 
 def _compute(flops: float | None) -> tuple:

@@ -241,7 +241,7 @@ def test_variants_by_hand():
     assert (shuffled["stream"], shuffled["draws"], shuffled["tasks"]) == ("short (shuffled)", 3, 3)
     assert shuffled["error"] == {"n": 3, "mean": pytest.approx(0.2), "sd": pytest.approx(0.1)}
     assert shuffled["difference"] == pytest.approx(-0.1)
-    assert "| short (shuffled) | ft-d | 3 | 3 | 3 | 0.2000 | 0.1000 |" in analysis.variant_table(runs)
+    assert "| short (shuffled) | ft-d | 3 | 3 | 3 | 3 x 100 | 0.2000 | 0.1000 |" in analysis.variant_table(runs)
 
 
 def test_two_single_runs_are_judged_by_the_noise_of_the_papers_seeds():

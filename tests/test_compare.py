@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_is_in_no_mean(tmp_path):
     assert found["tasks"][0]["errors"]["ft-d"] == {"n": 4, "mean": pytest.approx(0.6), "sd": pytest.approx(0.2)}
     text = compare.text([going_on])
     assert text.startswith("**UNFINISHED**: ft-d-9 has done 3 of 5 tasks and is not in the means\n\n")
-    assert "| ft-d | 0 | - | - | - | - | - |  |" in text
+    assert "| ft-d | 0 | 3 x 100 | - | - | - | - | - |  |" in text
 
 
 def test_folders_that_share_a_name_stay_apart():
@@ -100,8 +100,8 @@ def test_runs_that_cannot_be_compared():
 def test_compare():
     text = compare.text([*runs(), run("mt", 7, partial=["birds"])])
     assert text.startswith("**PARTIAL**: mt-7 misses birds\n\n| baseline | runs |")
-    assert "| ft-d | 3 | 0.1100 | 0.0100 | 0.3033 | 0.0033 | 9.72 TFLOP | * |" in text
-    assert "| mt | 1 | 0.1000 | - | 0.3000 | - | 9.72 TFLOP |  |" in text
+    assert "| ft-d | 3 | 3 x 100 | 0.1100 | 0.0100 | 0.3033 | 0.0033 | 9.72 TFLOP | * |" in text
+    assert "| mt | 1 | 3 x 100 | 0.1000 | - | 0.3000 | - | 9.72 TFLOP |  |" in text
     assert "| ft-d - indep | 0: -0.1000 1: -0.0900 2: -0.1100 | -0.1000 | 0.0100 | -0.1248 to -0.0752 | ft-d is" in text
     assert "| year | task | ft-d | indep | mt |\n| --- | --- | --- | --- | --- |" in text
     assert "| 2021 | FLOWERS | 0.1100 ± 0.0100 | 0.3825 ± 0.3451 | 0.1000 |" in text

@@ -7,6 +7,7 @@ import sys
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
+import made_fluid
 import pytest
 from made_runs import row, run, write, write_unfinished
 
@@ -82,8 +83,9 @@ def test_numbers_are_those_of_the_runs(page):
     tables = page[1].tables
     # Means of 0.10, 0.12, 0.11 and of 0.20, 0.21, 0.22; all tasks: (0.5 + 0.3 + 0.11) / 3 and (0.5 + 0.4 + 0.21) / 3.
     # A task costs 3e12 + 1e11 + 1e11 + 4e10.
-    assert tables["Baselines"][1:] == [["ft-d", "3", "0.1100", "0.0100", "0.3033", "0.0033", "9.72 TFLOP", "*", "indep"],
-                                       ["indep", "3", "0.2100", "0.0100", "0.3700", "0.0033", "9.72 TFLOP", "", ""]]
+    assert tables["Baselines"][1:] == [
+        ["ft-d", "3", "3 x 100", "0.1100", "0.0100", "0.3033", "0.0033", "9.72 TFLOP", "*", "indep"],
+        ["indep", "3", "3 x 100", "0.2100", "0.0100", "0.3700", "0.0033", "9.72 TFLOP", "", ""]]
     # Differences -0.10, -0.09, -0.11: mean -0.1, sd 0.01, and 4.303 * 0.01 / sqrt(3) = 0.0248.
     assert tables["Paired differences of the mean error"][1:] == [
         ["ft-d", "indep", "3", "-0.1000", "0.0100", "-0.1248", "-0.0752", "ft-d is better"]]
@@ -148,7 +150,7 @@ def test_marks_of_partial_and_unfinished_runs(tmp_path):
 def test_what_is_undefined_is_a_dash(tmp_path):
     rows = [row(0, "a", 2000, float("nan"), reason="outputs are not finite"), row(1, "b", 2021, 0.25, meta="test")]
     tables = made(tmp_path, [run("ft-d", 0, tasks=rows)])[1].tables
-    assert tables["Baselines"][1] == ["ft-d", "1", "0.2500", "-", "-", "-", "6.48 TFLOP", "*", ""]
+    assert tables["Baselines"][1] == ["ft-d", "1", "3 x 100", "0.2500", "-", "-", "-", "6.48 TFLOP", "*", ""]
     assert tables["Errors by task"][1] == ["2000", "A", "-"]
     assert tables["Tasks of ft-d-0"][1][-2] == "outputs are not finite"
 
@@ -166,7 +168,7 @@ def test_streams_have_a_section_each_and_variants_a_table(tmp_path):
     text, parsed = made(tmp_path, runs)
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings == ["full, meta_test", "full (shuffled, seed 1), meta_test", "tiny, meta_test",
-                        "full and its variants, meta_test", "Pictures", "Each run"]
+                        "full and its variants, meta_test", "Pictures", "Differences and tasks", "Each run"]
     assert [cells[0] for cells in parsed.tables["Variants"][1:]] == ["full", "full (shuffled)"]
 
 
@@ -186,6 +188,16 @@ def test_a_lifetime(tmp_path):
     assert values["PM"] == "-66.6667" and values["FT"] == f"{(58.142857 - 1) / (58.142857 + 1):.4f}"
     assert values["BT"] == f"{(34.333333 - 101) / (34.333333 + 101):.4f}" and values["RP"] == "1.0000"
     assert any(mark.startswith("UNFINISHED") for mark in parsed.marks)
+
+
+def test_fluid_runs_have_a_section_for_each_config(tmp_path):
+    folders = [made_fluid.run(tmp_path / f"{name}-seed{seed}", seed) for name in ("small", "large") for seed in (0, 1)]
+    parsed = made(tmp_path, [run()], *map(str, folders))[1]
+    results = [json.loads((folder / "results.json").read_text())["methods"]["ft"] for folder in folders[:2]]
+    shown = {cells[0]: cells for cells in parsed.tables["Accuracy, small"][1:]}["ft"]
+    assert shown[1].split(" ± ")[0] == f"{(results[0]['overall'] + results[1]['overall']) / 2:.4f}"
+    clocks = [cells for cells in parsed.tables["Unseen classes, large"][1:] if cells[1] == "clock"]
+    assert len(clocks) == 3 and len(parsed.ids) == len(set(parsed.ids))
 
 
 def test_paths_of_the_machine_stay_there(tmp_path):

@@ -41,7 +41,7 @@ def test_a_sweep_ends_with_the_comparison_and_goes_on_where_it_stopped(config_fi
     assert sweep.main(command) == 0
     said = capsys.readouterr().out
     runs = [metrics.load(tmp_path / "runs" / name) for name in names]
-    assert compare.text(runs) in said and "| indep, 1 x 2 updates | 1 |" in said
+    assert compare.text(runs) in said and "| indep, 1 x 2 updates | 1 | 1 x 2 |" in said
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("results.json")}
     (tmp_path / "runs" / names[0] / "results.json").unlink()
     assert sweep.main(command) == 0
