@@ -86,7 +86,7 @@ class RunFolder:
         return file
 
     def _compare(self, what: str, before: dict, now: dict):
-        changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in _differences(before, now)]
+        changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in differences(before, now)]
         if changed:
             raise UserError(f"{self.path}: {what} changed since the run began ({'; '.join(changed[:3])}); "
                             "change it back, or start anew with another --out.")
@@ -161,9 +161,9 @@ def _that_matters(config: dict) -> dict:
     return {**config, "checkpoint_seconds": None, "data": {**config.get("data", {}), "dir": None}}
 
 
-def _differences(before, now, prefix: str = "") -> list[tuple]:
+def differences(before, now, prefix: str = "") -> list[tuple]:
     """(key, old, new) for every leaf where two nested dicts differ."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [(prefix, before, now)]
     return [item for key in [*before, *(key for key in now if key not in before)]
-            for item in _differences(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else str(key))]
+            for item in differences(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else str(key))]

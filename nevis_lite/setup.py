@@ -78,9 +78,7 @@ class Setup:
 
     @property
     def device_name(self) -> str:
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_name(self.device)
-        return f"{self.device.type}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+        return device_name(self.device)
 
     def predict_flops(self, task: Task, hyperparameters: dict) -> int:
         return self.size(task.index, self.reported) * self.image_flops(task, hyperparameters)[0]
@@ -104,7 +102,7 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
     device = fit.pick_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    networks = {name: _network(name, key, settings.model.image_size) for name, key in
+    networks = {name: network(name, key, settings.model.image_size) for name, key in
                 [(settings.model.name, "model.name"), *((name, "search.model") for name in settings.search.model)]}
     _check_combination(settings, baseline, loaded)
     weights = settings.model.weights
@@ -130,7 +128,7 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
                  {} if dry else _indep(settings, tasks))
 
 
-def _network(name: str, key: str, image_size: int) -> Network:
+def network(name: str, key: str, image_size: int) -> Network:
     """UserError for a network that cannot be trained on such images."""
     models.check_name(name, key)
     backbone = models.build(name)
@@ -215,21 +213,32 @@ def head(setup: Setup) -> dict:
             "partial": [task.name for task in setup.stream.missing], "cflop_pretraining": setup.pretraining_flops}
 
 
-def environment(setup: Setup, command: str) -> dict:
-    """What a reader of the numbers needs to know, also before `results.json` is there, and the digests that a resume checks."""
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+
+
+def machine(device: torch.device) -> dict:
+    """Which software on which machine, from when on."""
     root = Path(nevis_lite.__file__).resolve().parent.parent
     try:
         revision = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty", "--abbrev=12"], check=True,
                                   capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         revision = None
-    return {"nevis_lite": nevis_lite.__version__, "revision": revision, "command": command,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "device": setup.device_name, "cpus": os.cpu_count(),
-            "platform": platform.platform(), "python": platform.python_version(), "torch": torch.__version__,
-            "torchvision": torchvision.__version__, "numpy": numpy.__version__,
-            "head": head(setup), "planned": len(setup.tasks),
-            "data": {f"{task.index} {task.task}": Split(folder, "train", setup.device).meta["sha256"]
-                     for task, folder in zip(setup.tasks, setup.folders, strict=True)} | _digests(setup.config)}
+    return {"nevis_lite": nevis_lite.__version__, "revision": revision, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "device": device_name(device), "cpus": os.cpu_count(), "platform": platform.platform(),
+            "python": platform.python_version(), "torch": torch.__version__, "torchvision": torchvision.__version__,
+            "numpy": numpy.__version__}
+
+
+def environment(setup: Setup, command: str) -> dict:
+    """What a reader of the numbers needs to know, also before `results.json` is there, and the digests that a resume checks."""
+    return machine(setup.device) | {
+        "command": command, "head": head(setup), "planned": len(setup.tasks),
+        "data": {f"{task.index} {task.task}": Split(folder, "train", setup.device).meta["sha256"]
+                 for task, folder in zip(setup.tasks, setup.folders, strict=True)} | _digests(setup.config)}
 
 
 def _digests(settings: Config) -> dict:
