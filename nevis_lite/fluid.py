@@ -24,6 +24,7 @@ from nevis_lite.fluid_sequence import build_sequence, class_counts
 
 __all__ = ["build_sequence", "class_counts", "run"]
 SCORES = ("msp", "mdt", "maxlogit")
+MACS = ("cached", "uncached", "backward")  # what a Meter counts
 CHUNK = 256  # images whose features are computed at once, none of whose labels is known then
 
 
@@ -192,7 +193,7 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
     features = None if learner.full else stage.features[learner.pretraining]
     log = {"pred": np.full(length, -1), "hit": np.zeros(length, bool), "new": np.zeros(length, bool),
            **{name: np.zeros(length, np.float32) for name in SCORES},
-           **{name: np.zeros(length) for name in ("macs_cached", "macs_uncached")}}
+           **{f"macs_{name}": np.zeros(length) for name in MACS}}
     done, last, updates, spent, saved = 0, 0, [], 0.0, began
     if checkpoint and checkpoint.is_file():
         state = torch.load(checkpoint, map_location=learner.device, weights_only=True)
@@ -227,12 +228,13 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
             learner.update(Memory(stage.images, labels[:done], features), when.epochs)
             updates.append({"t": done, "epochs": when.epochs, "images": done * when.epochs})
             last, ready = done, ready if features is not None else done
-        log["macs_cached"][t], log["macs_uncached"][t] = learner.meter.cached, learner.meter.uncached
+        for name in MACS:
+            log[f"macs_{name}"][t] = getattr(learner.meter, name)
         if checkpoint and (last == done or done == length or time.monotonic() - saved >= settings.checkpoint_seconds):
             save()
             saved = time.monotonic()
-    return Log(pred=log["pred"], novelty={name: log[name] for name in SCORES}, macs_cached=log["macs_cached"],
-               macs_uncached=log["macs_uncached"], updates=updates), spent + time.monotonic() - began
+    found = Log(log["pred"], {name: log[name] for name in SCORES}, *(log[f"macs_{name}"] for name in MACS), updates)
+    return found, spent + time.monotonic() - began
 
 
 def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> dict:

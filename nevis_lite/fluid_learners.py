@@ -103,8 +103,8 @@ class Learner:
 
     def __init__(self, start: Start, slots: int, length: int, settings):
         self.start, self.settings, self.length = start, settings, length
-        self.meter = Meter(start.forward_macs)
         known, d = start.weight.shape
+        self.meter = Meter(start.forward_macs, head_macs=d * slots)
         self.device = start.weight.device
         self.backbone = copy.deepcopy(start.backbone) if self.full else start.backbone
         self.head = nn.Linear(d, slots, bias=self.bias, device=self.device)

@@ -69,12 +69,12 @@ class Stage:
 def draw(images: Pool, settings) -> tuple[Pool, dict[str, Stage]]:
     """The pretraining images, with their classes numbered from 0, and the stages "test" and, if it has classes, "validation".
 
-    No two of them share an image, and the stages share no class.
+    No two of them share an image, and the stages share no class that was not pretrained.
     """
     labels, names, options = images.labels.cpu().numpy(), images.meta["classes"], settings.sequence
     sizes = {"test": options.classes} | ({"validation": options.validation_classes} if options.validation_classes else {})
     filled = np.flatnonzero(np.bincount(labels, minlength=len(names)))
-    novel = sum(count - round(options.known * count) for count in sizes.values())
+    novel = sum(classes - int(options.known * classes + 0.5) for classes in sizes.values())
     count = settings.pretrain.classes or len(filled) - novel
     if count < 1 or count > len(filled):
         raise UserError(f"pretrain.classes: the pool has {len(filled)} classes with images, and the sequences need "
@@ -84,12 +84,13 @@ def draw(images: Pool, settings) -> tuple[Pool, dict[str, Stage]]:
     number[pretrained] = np.arange(count)
     reserved = reserve(labels, pretrained, settings.pretrain.share, settings.seed)
     base = images.subset(reserved, number[labels[reserved]], [names[label] for label in pretrained])
-    stages, used = {}, np.zeros(0, np.int64)
+    stages, classes_used, images_used = {}, [], reserved
     for which, classes in sizes.items():
         sequence = build_sequence(labels, pretrained, n_classes=classes, frac_pretrain=options.known, c=options.c,
-                                  head=options.head, natural=options.natural, exclude_images=reserved, exclude_classes=used,
-                                  names=names, seed=settings.seed)
-        used = np.concatenate([used, sequence.classes])
+                                  head=options.head, natural=options.natural, exclude_images=images_used,
+                                  exclude_classes=classes_used, names=names, seed=settings.seed)
+        classes_used = [*classes_used, *sequence.classes]
+        images_used = np.concatenate([images_used, sequence.index])
         stages[which] = Stage(sequence, images.subset(sequence.index, sequence.label),
                               number[sequence.classes[:sequence.known]])
     return base, stages
