@@ -169,7 +169,7 @@ class ElasticWeightConsolidation(Learner):
         picks = torch.randperm(len(self.start.images.labels), generator=random)[:self.settings.learn.fisher]
         fisher = [torch.zeros_like(value) for value in self.values]
         self.backbone.eval()
-        for pick in picks.split(1):
+        for pick in picks[:, None]:
             images = next(self.start.images.batches(self.settings.model.image_size, 1, pick))
             loss = F.cross_entropy(self.logits(self.backbone(images)), self.start.images.labels[pick.to(self.device)])
             for mean, gradient in zip(fisher, torch.autograd.grad(loss, self.values), strict=True):
