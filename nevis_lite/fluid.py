@@ -47,7 +47,7 @@ class PretrainConfig:
     batch: int = option(64, "images of such an update", low=2)
     lr: float = option(0.05, "its peak learning rate", above=0.0)
     episodes: int = option(1000, "updates of pretraining on episodes (ptn, meta_baseline)", low=0)
-    episode_lr: float = option(0.01, "its learning rate", above=0.0)
+    episode_lr: float = option(0.003, "its learning rate", above=0.0)
     way: int = option(5, "classes of an episode", low=2)
     shot: int = option(1, "images of a class that its mean is made of", low=1)
     query: int = option(15, "images of a class that are classified", low=1)
