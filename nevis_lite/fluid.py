@@ -18,7 +18,7 @@ import numpy as np
 from nevis_lite import config, fluid_metrics, fluid_updates, stream
 from nevis_lite.config import DataConfig, ModelConfig, UserError, option
 from nevis_lite.fluid_metrics import Log
-from nevis_lite.fluid_sequence import build_sequence, class_counts
+from nevis_lite.fluid_sequence import Sequence, build_sequence, class_counts
 
 # torch is imported by the functions that need it, so that --help and a wrong key are answered at once.
 
@@ -126,6 +126,8 @@ def run(settings: FluidConfig, out: str | Path, resume: bool = False) -> dict:
     base, stages = fluid_pool.draw(fluid_pool.pool_of(tasks, settings.data, device), settings)
     out, test = Path(out), stages["test"].sequence
     done = _open(out, settings, setup.machine(device), resume)
+    if (out / "sequence.npz").is_file() and Sequence.load(out / "sequence.npz").hash != test.hash:
+        raise UserError(f"{out}: the images changed since the run began; start anew with another --out.")
     test.save(out / "sequence.npz")
     if "validation" in stages:
         stages["validation"].sequence.save(out / "validation.npz")
@@ -161,8 +163,9 @@ def _evaluate(name: str, stages: dict, base, settings: FluidConfig, out: Path, f
     if "validation" in stages:
         thresholds = {score: fluid_metrics.fit_threshold(logs["validation"], stages["validation"].sequence, score)
                       for score in logs["validation"].novelty}
-    return fluid_metrics.evaluate(logs["test"], stages["test"].sequence, thresholds) | {
-        "thresholds": thresholds, "seconds": round(seconds["test"], 1)}
+    found = {which: fluid_metrics.evaluate(logs[which], stage.sequence, thresholds) for which, stage in stages.items()}
+    tuned = {"validation": {name: found["validation"][name] for name in ("overall", "mean_class")}} if thresholds else {}
+    return found["test"] | tuned | {"thresholds": thresholds, "seconds": round(seconds["test"], 1)}
 
 
 def strategy(options: UpdateConfig, length: int):

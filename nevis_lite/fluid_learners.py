@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nevis_lite import fit, models
 from nevis_lite.config import FitConfig
-from nevis_lite.data import Split, generator, seeds
+from nevis_lite.data import Split, draw, generator, seeds
 from nevis_lite.fluid_metrics import Meter
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -71,8 +71,8 @@ class Reservoir:
         if self.picks is None:
             self.picks, self.logits = picks.new_zeros(self.size), logits.new_zeros(self.size, logits.shape[1])
         chosen = {}
-        for i, draw in enumerate(torch.rand(len(picks), generator=random, device=random.device).tolist()):
-            place = self.seen if self.seen < self.size else int(draw * (self.seen + 1))
+        for i, share in enumerate(torch.rand(len(picks), generator=random, device=random.device).tolist()):
+            place = self.seen if self.seen < self.size else int(share * (self.seen + 1))
             self.seen += 1
             if place < self.size:
                 chosen[place] = i  # a later sample takes the place of an earlier one
@@ -199,7 +199,7 @@ class Learner:
             yield Batch(picks, images, features, memory.labels[picks.to(self.device)], memory, random)
 
     def crops(self, memory: Memory, picks: Tensor, random: torch.Generator) -> Tensor:
-        return memory.images.crops(picks, self.settings.data, self.settings.model.image_size, random)
+        return memory.images.crops(picks, self.settings.data, self.settings.model.image_size, draw(len(picks), random))
 
     def forward(self, images: Tensor) -> Tensor:
         """Features with gradients; batch norm uses and keeps the batch's statistics."""

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from nevis_lite import fit, models
 from nevis_lite.config import FitConfig, UserError
-from nevis_lite.data import EndlessStream, generator, seeds
+from nevis_lite.data import EndlessStream, draw, generator, seeds
 from nevis_lite.fluid_learners import Start
 from nevis_lite.fluid_pool import Pool, Stage
 from nevis_lite.run_folder import write_atomic
@@ -60,7 +60,8 @@ def episodic(backbone: nn.Module, images: Pool, settings, cosine: bool):
         draws = np.random.default_rng(seeds("fluid episode", *key))
         picks = [torch.from_numpy(draws.permutation(rows[label])[:options.shot + options.query])
                  for label in draws.choice(len(rows), options.way, replace=False)]
-        crops = images.crops(torch.cat(picks), settings.data, size, generator(images.pixels.device, "fluid crops", *key))
+        random = generator(images.pixels.device, "fluid crops", *key)
+        crops = images.crops(torch.cat(picks), settings.data, size, draw(sum(map(len, picks)), random))
         with fit.autocast(FitConfig(), images.device):
             features = backbone(crops).float().split([len(found) for found in picks])
         means = torch.stack([part[:options.shot].mean(dim=0) for part in features])

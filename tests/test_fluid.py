@@ -94,6 +94,8 @@ def test_a_run_leaves_logs_sequences_and_results(whole):
         tuned = {score: fluid_metrics.fit_threshold(Log.load(out / "methods" / name / "validation.npz"), validation, score)
                  for score in fluid.SCORES}
         assert row["thresholds"] == tuned
+        tried = Log.load(out / "methods" / name / "validation.npz").pred == validation.label
+        assert row["validation"]["overall"] == tried.mean()
         assert row["overall"] == fluid_metrics.evaluate(log, test)["overall"] == np.mean(log.pred == test.label)
         assert sorted(path.name for path in (out / "methods" / name).iterdir()) == ["log.npz", "validation.npz"]
 
@@ -244,6 +246,15 @@ def test_a_run_can_be_read_while_it_goes_on(settings, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fluid.run(settings(methods=["ncm", "et"]), tmp_path / "run")
     assert list(fluid_metrics.load(tmp_path / "run")["methods"]) == ["ncm"]
+
+
+def test_a_resumed_run_on_other_images_is_refused(settings, tmp_path):
+    fluid.run(settings(methods=["ncm"]), tmp_path / "run")
+    sequence = Sequence.load(tmp_path / "run" / "sequence.npz")
+    sequence.index[:2] = sequence.index[1], sequence.index[0]
+    sequence.save(tmp_path / "run" / "sequence.npz")
+    with pytest.raises(UserError, match="the images changed since the run began"):
+        fluid.run(settings(methods=["ncm"]), tmp_path / "run", resume=True)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(whole, settings, tmp_path):

@@ -36,7 +36,7 @@ class Points:
     def __init__(self, points, labels=()):
         self.pixels, self.labels = torch.tensor(points), torch.tensor(labels, dtype=torch.int64)
 
-    def crops(self, picks, config, size, random):
+    def crops(self, picks, config, size, draws):
         return self.pixels[picks]
 
     def batches(self, size, batch, picks):
