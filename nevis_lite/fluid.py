@@ -76,7 +76,7 @@ class LearnConfig:
                            high=1.0)
     der: float = option(0.5, "der, derpp: weight of the replayed logits", low=0.0)
     derpp: float = option(0.5, "derpp: weight of the replayed labels", low=0.0)
-    ewc: float = option(100.0, "ewc: weight of the penalty", low=0.0)
+    ewc: float = option(10.0, "ewc: weight of the penalty", low=0.0)
     fisher: int = option(256, "ewc: images that tell which weights matter", low=1)
 
 
