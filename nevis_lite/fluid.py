@@ -145,6 +145,8 @@ def run(settings: FluidConfig, out: str | Path, resume: bool = False) -> dict:
 
 def _evaluate(name: str, stages: dict, base, settings: FluidConfig, out: Path, forward_macs: int) -> dict:
     """Send a method down all sequences, and write their logs; the method's part of results.json."""
+    from tqdm import tqdm
+
     from nevis_lite import fluid_pretrain
     from nevis_lite.fluid_methods import METHODS
 
@@ -164,6 +166,8 @@ def _evaluate(name: str, stages: dict, base, settings: FluidConfig, out: Path, f
         thresholds = {score: fluid_metrics.fit_threshold(logs["validation"], stages["validation"].sequence, score)
                       for score in logs["validation"].novelty}
     found = {which: fluid_metrics.evaluate(logs[which], stage.sequence, thresholds) for which, stage in stages.items()}
+    tqdm.write(f"{name}: overall accuracy {found['test']['overall']:.4f} in {seconds['test']:.0f} s", file=sys.stdout)
+    sys.stdout.flush()
     tuned = {"validation": {name: found["validation"][name] for name in ("overall", "mean_class")}} if thresholds else {}
     return found["test"] | tuned | {"thresholds": thresholds, "seconds": round(seconds["test"], 1)}
 

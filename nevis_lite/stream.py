@@ -71,6 +71,7 @@ def load(stream: StreamConfig | str | list, data_dir: str | Path = "data", phase
     `phase="meta_train"` keeps S_Tr alone. UserError for an unknown name or a task that makes no sense; MissingData, with the
     list of what to put where, unless `allow_missing`. `dry` is content with data sets of which the catalogue knows the sizes.
     """
+    of_a_config = isinstance(stream, StreamConfig)  # whose user can go on without some tasks
     if isinstance(stream, str):
         stream = StreamConfig(name=stream)
     elif isinstance(stream, list):
@@ -81,7 +82,8 @@ def load(stream: StreamConfig | str | list, data_dir: str | Path = "data", phase
     missing = [task for task in tasks if task.dataset.folder in incomplete]
     present = [task for task in tasks if task.dataset.folder not in incomplete]
     if missing and not stream.allow_missing:
-        raise MissingData(_what_is_missing(name, stream, missing, data_dir))
+        way_out = "\nTo go on without them: stream.allow_missing=true, which marks the results as partial."
+        raise MissingData(_what_is_missing(name, stream, missing, data_dir) + way_out * of_a_config)
     if not present:
         raise MissingData(f"stream {name}: the data of every task are missing.")
     return Stream(name, [replace(task, index=index) for index, task in enumerate(present)], missing)
@@ -174,8 +176,7 @@ def _what_is_missing(name: str, stream: StreamConfig, missing: list[Task], data_
     command += f" --data {data_dir}" if str(data_dir) != DataConfig().dir else ""
     count = "1 data set is" if len(lines) == 1 else f"{len(lines)} data sets are"
     return "\n".join([f"stream {name}: {count} missing. Each belongs in its folder:", *lines,
-                      datasets.LAYOUT, *[f"What can be fetched, and what to do about the rest: {command}"] * bool(published),
-                      "To go on without them: stream.allow_missing=true, which marks the results as partial."])
+                      datasets.LAYOUT, *[f"What can be fetched, and what to do about the rest: {command}"] * bool(published)])
 
 
 def _datasets(tasks: list[Task]) -> list[DataSet]:

@@ -70,7 +70,7 @@ def test_meta_train_keeps_the_tasks_before_2019(tmp_path):
 
 def test_short_without_data_lists_its_28_data_sets(tmp_path):
     with pytest.raises(MissingData, match="28 data sets are missing") as error:
-        stream.load("short", tmp_path)
+        stream.load(StreamConfig("short"), tmp_path)
     assert error.value.code == 3
     lines = str(error.value).splitlines()
     folders = [line.split()[-1] for line in lines if line.startswith("  ")]
