@@ -12,9 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-RUN_KEYS = ("name", "stream", "phase", "baseline", "seed", "trials", "steps", "partial", "tasks")
-TASK_KEYS = ("index", "task", "name", "year", "occurrence", "domain", "kind", "num_classes", "num_train", "resolution", "meta",
-             "error", "source", "auxiliaries", "scores", "hyperparameters", "flops", "curve")
+# Keys of a run and of a row of its tasks, and the types of their values.
+RUN_KEYS = {"name": str, "stream": str, "phase": str, "baseline": str, "seed": int, "trials": int, "steps": int,
+            "partial": list, "tasks": list}
+TASK_KEYS = {"index": int, "task": str, "name": str | None, "year": int, "occurrence": int, "domain": str | None, "kind": str,
+             "num_classes": int, "num_train": int | None, "resolution": int | float | None, "meta": str,
+             "error": int | float | None, "source": int | str | None, "auxiliaries": list, "scores": dict,
+             "hyperparameters": dict, "flops": dict, "curve": list}
+OPTIONAL = {"cflop_pretraining": int | float | None, "dev_error": int | float | None, "labels_left_out": int | None,
+            "reason": str | None}
+CONTENTS = {"flops": int | float, "scores": int | float | None, "hyperparameters": str | int | float | None}  # of dicts
 
 
 # ---- one task -------------------------------------------------------------------------------------------------------
@@ -143,23 +150,31 @@ def _parsed(text: str, where: Path | str) -> dict:
 
 
 def _check(results: dict, path: Path) -> None:
-    lacking = [key for key in RUN_KEYS if key not in results]
-    if lacking:
-        raise ValueError(f"{path}: is not of a run: it lacks {', '.join(lacking)}.")
-    if not isinstance(results["tasks"], list) or not all(isinstance(row, dict) for row in results["tasks"]):
+    _check_types(results, RUN_KEYS, f"{path}: is not of a run: it")
+    if not all(isinstance(row, dict) for row in results["tasks"]):
         raise ValueError(f"{path}: its tasks are no list of rows.")
     seen = set()
     for count, row in enumerate(results["tasks"], start=1):
-        lacking = [key for key in TASK_KEYS if key not in row]
-        if lacking:
-            raise ValueError(f"{path}: row {count} of the tasks lacks {', '.join(lacking)}.")
+        where = f"{path}: row {count} of the tasks"
+        _check_types(row, TASK_KEYS, where)
         if row["index"] in seen:
             raise ValueError(f"{path}: has two rows of task {row['index']} ({row['name']}); remove the one that is wrong.")
         seen.add(row["index"])
-        counts, numbers = row["flops"], (row["error"], row["num_train"], row["resolution"])
-        if ("train" not in counts or not all(isinstance(value, int | float) for value in counts.values())
-                or not all(isinstance(value, int | float | None) for value in numbers)):
-            raise ValueError(f"{path}: error, size, resolution or FLOPs of task {row['index']} ({row['name']}) are no numbers.")
+        for key, kind in CONTENTS.items():
+            needed = {"train": kind} if key == "flops" else {}
+            _check_types(row[key], needed | dict.fromkeys(row[key], kind), f"{where}, {key}:")
+        if not all(isinstance(point, list) and len(point) == 2 and isinstance(point[0], int)
+                   and isinstance(point[1], int | float | None) for point in row["curve"]):
+            raise ValueError(f"{where}: its curve is no list of [step, error].")
+
+
+def _check_types(found: dict, types: dict, where: str) -> None:
+    lacking = [key for key in types if key not in found]
+    if lacking:
+        raise ValueError(f"{where} lacks {', '.join(lacking)}.")
+    for key, kind in (types | OPTIONAL).items():
+        if not isinstance(found.get(key), kind):
+            raise ValueError(f"{where} has {found[key]!r} for {key}.")
 
 
 def with_reference_map(results: dict) -> dict:
@@ -258,7 +273,7 @@ def _row(task: dict, names: dict[int, str]) -> list[str]:
 
 def origin(source: int | str | None, names: dict[int, str]) -> str:
     """An earlier task by its number and name, since two may share a name; or "scratch" or "pretrained"."""
-    return "scratch" if source is None else f"{source} {names[source]}" if source in names else source
+    return "scratch" if source is None else f"{source} {names[source]}" if source in names else str(source)
 
 
 def judged_tasks(tasks: list[dict], phase: str) -> list[dict]:

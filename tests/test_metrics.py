@@ -167,8 +167,14 @@ def test_a_run_without_tasks_is_no_traceback(tmp_path, capsys):
     ("results.json", json.dumps({**run(), "tasks": [1]}), "its tasks are no list of rows"),
     ("results.json", json.dumps(run()).replace('"year": 1998, ', ""), "row 1 of the tasks lacks year"),
     ("results.json", json.dumps(run(tasks=[row(3, "a", 2000, 0.1), row(3, "a", 2000, 0.2)])), r"two rows of task 3 \(A\)"),
-    ("results.json", json.dumps(run(tasks=[row(3, "a", 2000, "0.1")])), "are no numbers"),
-    ("results.json", json.dumps(run()).replace("3000000000000", "NaN"), "are no numbers"),
+    ("results.json", json.dumps(run(seed="0")), "is not of a run: it has '0' for seed"),
+    ("results.json", json.dumps(run(cflop_pretraining="1e12")), "has '1e12' for cflop_pretraining"),
+    ("results.json", json.dumps(run(tasks=[row(3, "a", 2000, "0.1")])), "row 1 of the tasks has '0.1' for error"),
+    ("results.json", json.dumps(run()).replace('"year": 1998', '"year": [1998]'), r"has \[1998\] for year"),
+    ("results.json", json.dumps(run()).replace("3000000000000", "NaN"), "tasks, flops: has None for train"),
+    ("results.json", json.dumps(run()).replace('"train": 3000000000000, ', ""), "row 1 of the tasks, flops: lacks train"),
+    ("results.json", json.dumps(run()).replace("0.012345", "[0.1]"), r"hyperparameters: has \[0.1\] for lr"),
+    ("results.json", json.dumps(run()).replace("[50, 0.6]", "50"), "row 1 of the tasks: its curve is no list of"),
     ("environment.json", '{"data": {}}', "environment.json: does not say what run this is"),
 ])
 def test_files_that_make_no_sense_are_one_sentence(tmp_path, capsys, name, text, words):
@@ -212,10 +218,12 @@ def test_the_reference_counts_classes_without_positives_as_zero():
     assert metrics.with_reference_map(run(tasks=[labels]))["error"] is None
 
 
-def test_the_table_names_a_pretrained_start():
+def test_the_table_names_starts_that_are_no_task():
     results = run()
     results["tasks"][0]["source"] = "pretrained"
     lines = metrics.table({**results, "cflop_pretraining": 5 * 10**12}).splitlines()
+    results["tasks"][1]["source"] = 99  # no task of the run
+    assert "  99  " in metrics.table(results).splitlines()[2]
     assert "  pretrained  " in lines[1] and lines[-1] == "compute of the pretrained weights, beside 5 TFLOP"
 
 
