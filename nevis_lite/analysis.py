@@ -261,19 +261,24 @@ def variant_table(runs: list[dict]) -> str:
 def more(runs: list[dict]) -> list[dict]:
     """For each run its forward transfer, slices, sources and relatedness, and its regret against Indep.
 
-    Where there is no run of Indep with the same stream, phase, seed and budget beside it, "regret" is None.
+    Where not just one run of Indep has the same stream, phase, seed and budget, "regret" is None.
     """
     def conditions(run):
         return tuple(run[key] for key in ("stream", "phase", "seed", "trials", "steps"))
 
-    indep = {conditions(run): run for run in runs if run["baseline"] == "indep"}
+    indep = defaultdict(list)
+    for run in runs:
+        if run["baseline"] == "indep":
+            indep[conditions(run)].append(run)
     found = []
     for run in runs:
-        reference = indep.get(conditions(run))
+        references = indep[conditions(run)]
+        reference = references[0] if len(references) == 1 else None
         found.append({
             "name": run["name"], "forward_transfer": forward_transfer(run), "slices": slices(run), "sources": source_graph(run),
             "relatedness": relatedness(run), "regret": reference and regret(run, reference),
-            "missing": {} if reference else {"regret": "no run of Indep with its stream, phase, seed and budget was named"}})
+            "missing": {} if reference else {
+                "regret": f"needs one run of Indep with its stream, phase, seed and budget, and has {len(references)}"}})
     return found
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from nevis_lite.metrics import by_identity, human, mean_of, name_of, shown
+from nevis_lite.metrics import by_identity, human, mean_of, name_of, one_line, shown
 
 # Two-sided 95 % quantile of Student's t for 1 to 9 degrees of freedom. For more, the last one is kept: the interval is
 # then a little too wide, never too narrow.
@@ -202,4 +202,6 @@ def mean_and_sd(spread: dict) -> str:
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+    """A table; what would end a cell or a row is escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(one_line(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in lines)

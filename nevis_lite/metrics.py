@@ -113,7 +113,7 @@ def load(run_dir: str | Path) -> dict:
     path = Path(run_dir) / "results.json"
     if not path.is_file():
         return _load_unfinished(Path(run_dir))
-    results = _parsed(path.read_text(encoding="utf-8"), path)
+    results = _parsed(_text(path), path)
     _check(results, path)
     return results | summarise(results["tasks"], results["phase"])
 
@@ -122,7 +122,7 @@ def _load_unfinished(folder: Path) -> dict:
     path, rows = folder / "environment.json", folder / "tasks.jsonl"
     if not path.is_file():
         raise FileNotFoundError(f"No run in {folder}: it holds neither a results.json nor an environment.json.")
-    begun = _parsed(path.read_text(encoding="utf-8"), path)
+    begun = _parsed(_text(path), path)
     if "head" not in begun:
         raise ValueError(f"{path}: does not say what run this is; when it has been finished (--resume), results.json will.")
     tasks = rows_of(rows)
@@ -135,8 +135,15 @@ def _load_unfinished(folder: Path) -> dict:
 
 def rows_of(path: Path) -> list[dict]:
     """The rows of a `tasks.jsonl` or `trials.jsonl`, none if there's no such file; ValueError where one is damaged."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []  # the last one may be half written
+    lines = _text(path).split("\n")[:-1] if path.is_file() else []  # the last one may be half written
     return [_parsed(line, f"{path}, line {count}") for count, line in enumerate(lines, start=1)]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: damaged, or no text ({error}).") from None
 
 
 def _parsed(text: str, where: Path | str) -> dict:
@@ -150,7 +157,7 @@ def _parsed(text: str, where: Path | str) -> dict:
 
 
 def _check(results: dict, path: Path) -> None:
-    _check_types(results, RUN_KEYS, f"{path}: is not of a run: it")
+    _check_types(results, RUN_KEYS, f"{path}: is not of a run (lifelong reads logs, fluid_metrics runs of FLUID): it")
     if not all(isinstance(row, dict) for row in results["tasks"]):
         raise ValueError(f"{path}: its tasks are no list of rows.")
     seen = set()
@@ -249,9 +256,15 @@ def totals(results: dict) -> list[tuple[str, str]]:
 
 def columns(rows: list[list[str]], left: tuple[int, ...]) -> list[str]:
     """Rows of cells as lines with aligned columns: those in `left`, names, to the left, and numbers to the right."""
+    rows = [list(map(one_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     template = "  ".join(f"{{:{'<' if i in left else '>'}{width}}}" for i, width in enumerate(widths))
     return [template.format(*row) for row in rows]
+
+
+def one_line(text: str) -> str:
+    """A cell of a table; names may hold line breaks."""
+    return " ".join(text.splitlines())
 
 
 def _row(task: dict, names: dict[int, str]) -> list[str]:

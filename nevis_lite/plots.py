@@ -278,6 +278,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", default="figures", help="folder of the pictures (default: %(default)s)")
     arguments = parser.parse_args(argv)
     try:
+        if Path(arguments.out).is_file():
+            raise UserError(f"{arguments.out}: is a file; --out names a folder.")
         with style():
             from nevis_lite import fluid_metrics, fluid_plots, lifelong_plots, nevis_plots
 

@@ -48,6 +48,8 @@ def write(out: str | Path, names: list[str]):
     ValueError, OSError or UserError, one sentence, when one cannot be read or they do not go together, or without matplotlib.
     """
     plots.style()  # says early that matplotlib is missing
+    if Path(out).is_dir():
+        raise UserError(f"{Path(out)}: is a folder; --out names a file, such as {Path(out) / 'report.html'}.")
     paths = [Path(name) for name in names]
     lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
     fluid = [path for path in paths if fluid_metrics.is_run(path)]

@@ -302,6 +302,13 @@ def test_more_of_several_runs(tmp_path, capsys):
     assert strictly(analysis.more(two_runs()[:1]))[0]["missing"].keys() == {"regret"}
 
 
+def test_of_two_runs_of_indep_neither_is_the_reference():
+    ours, indep = two_runs()
+    found = analysis.more([ours, indep, {**indep, "name": "other-0"}])
+    assert [each["regret"] for each in found] == [None] * 3
+    assert found[0]["missing"]["regret"].endswith("and has 2")
+
+
 def test_runs_of_variants_are_shown_side_by_side(tmp_path, capsys):
     runs = [ablated("short", 0, 0.2), ablated("short (without_first_1)", 0, 0.5, first=1)]
     folders = [write(tmp_path / f"run{index}", each) for index, each in enumerate(runs)]

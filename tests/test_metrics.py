@@ -101,6 +101,12 @@ def test_the_mean_of_an_undefined_error_is_none(undefined):
     assert summary["error"] == 0.1 and summary["error_all"] is None
 
 
+def test_names_break_no_table():
+    tasks = [row(0, "a", 2000, 0.5, name="old\nbirds | new"), row(1, "b", 2001, 0.5)]
+    assert "  old birds | new  " in metrics.table(run(tasks=tasks)).splitlines()[1]
+    assert "| 2000 | old birds \\| new | 0.5000 |" in compare.text([run(tasks=tasks)])
+
+
 def test_human():
     cases = {0: "0 GFLOP", 5e6: "0.005 GFLOP", 3.24e12: "3.24 TFLOP", 999.4e12: "999 TFLOP", 999.6e12: "1 PFLOP"}
     cases |= {1.5e18: "1.5 EFLOP", 1e21: "1000 EFLOP", 1.234e22: "12340 EFLOP"}
@@ -162,12 +168,13 @@ def test_a_run_without_tasks_is_no_traceback(tmp_path, capsys):
 
 @pytest.mark.parametrize("name, text, words", [
     ("results.json", "{", "results.json: damaged, or no JSON"),
+    ("results.json", "\N{DEGREE SIGN}", "results.json: damaged, or no text"),
     ("results.json", "[]", "results.json: holds no JSON object"),
-    ("results.json", '{"name": "x", "tasks": []}', "results.json: is not of a run: it lacks stream, phase"),
+    ("results.json", '{"name": "x", "tasks": []}', r"results.json: is not of a run \(.*\): it lacks stream"),
     ("results.json", json.dumps({**run(), "tasks": [1]}), "its tasks are no list of rows"),
     ("results.json", json.dumps(run()).replace('"year": 1998, ', ""), "row 1 of the tasks lacks year"),
     ("results.json", json.dumps(run(tasks=[row(3, "a", 2000, 0.1), row(3, "a", 2000, 0.2)])), r"two rows of task 3 \(A\)"),
-    ("results.json", json.dumps(run(seed="0")), "is not of a run: it has '0' for seed"),
+    ("results.json", json.dumps(run(seed="0")), "it has '0' for seed"),
     ("results.json", json.dumps(run(cflop_pretraining="1e12")), "has '1e12' for cflop_pretraining"),
     ("results.json", json.dumps(run(tasks=[row(3, "a", 2000, "0.1")])), "row 1 of the tasks has '0.1' for error"),
     ("results.json", json.dumps(run()).replace('"year": 1998', '"year": [1998]'), r"has \[1998\] for year"),
@@ -178,7 +185,7 @@ def test_a_run_without_tasks_is_no_traceback(tmp_path, capsys):
     ("environment.json", '{"data": {}}', "environment.json: does not say what run this is"),
 ])
 def test_files_that_make_no_sense_are_one_sentence(tmp_path, capsys, name, text, words):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=words):
         metrics.load(tmp_path)
     with pytest.raises(SystemExit) as stop:

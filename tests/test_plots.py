@@ -251,7 +251,7 @@ def test_command_says_in_a_sentence_what_is_wrong(tmp_path, capsys, monkeypatch)
     assert "Two runs of ft-d have seed 0" in capsys.readouterr().err
     (tmp_path / "taken").write_text("")
     assert plots.main([twice[0], "--out", str(tmp_path / "taken")]) == 2
-    assert "taken" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"{tmp_path / 'taken'}: is a file; --out names a folder.\n"
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert plots.main(twice) == 2
     assert capsys.readouterr().err == "Pictures need matplotlib: pip install -e '.[plots]'\n"

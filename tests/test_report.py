@@ -219,6 +219,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert report.main(["one", "--out", "new/page.html"]) == 0 and (tmp_path / "new" / "page.html").is_file()
     capsys.readouterr()
     assert report.main(["one", "two"]) == 2 and "No run in two" in capsys.readouterr().err
+    assert report.main(["one", "--out", "new"]) == 2
+    assert capsys.readouterr().err == "new: is a folder; --out names a file, such as new/report.html.\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "one", "report.html"]
     write(tmp_path / "three", run())
     assert report.main(["one", "three"]) == 2 and "have seed 0" in capsys.readouterr().err
 
