@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-# Keys of a run and of a row of its tasks, and the types of their values.
+# Keys of a run, of a row of its tasks and of one of its trials, and the types of their values.
 RUN_KEYS = {"name": str, "stream": str, "phase": str, "baseline": str, "seed": int, "trials": int, "steps": int,
             "partial": list, "tasks": list}
 TASK_KEYS = {"index": int, "task": str, "name": str | None, "year": int, "occurrence": int, "domain": str | None, "kind": str,
              "num_classes": int, "num_train": int | None, "resolution": int | float | None, "meta": str,
              "error": int | float | None, "source": int | str | None, "auxiliaries": list, "scores": dict,
              "hyperparameters": dict, "flops": dict, "curve": list}
+TRIAL_KEYS = {"task": int, "trial": int, "error": int | float | None, "hyperparameters": dict, "curve": list}
 OPTIONAL = {"cflop_pretraining": int | float | None, "dev_error": int | float | None, "labels_left_out": int | None,
             "reason": str | None}
 CONTENTS = {"flops": int | float, "scores": int | float | None, "hyperparameters": str | int | float | None}  # of dicts
@@ -123,7 +124,7 @@ def _load_unfinished(folder: Path) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f"No run in {folder}: it holds neither a results.json nor an environment.json.")
     begun = _parsed(_text(path), path)
-    if "head" not in begun:
+    if not isinstance(begun.get("head"), dict) or not isinstance(begun.get("planned"), int):
         raise ValueError(f"{path}: does not say what run this is; when it has been finished (--resume), results.json will.")
     tasks = rows_of(rows)
     results = {"name": folder.resolve().name, **begun["head"], "tasks": tasks}
@@ -131,6 +132,15 @@ def _load_unfinished(folder: Path) -> dict:
     return results | summarise(tasks, results["phase"]) | {
         "error": None, "error_all": None, "unfinished": {"done": len(tasks), "planned": begun["planned"]},
         "reason": f"unfinished: {len(tasks)} of {begun['planned']} tasks are done"}
+
+
+def trials_of(folder: str | Path) -> list[dict]:
+    """The rows of `trials.jsonl`, a training each; raises as `rows_of`, also where a row is not of a training."""
+    path = Path(folder) / "trials.jsonl"
+    rows = rows_of(path)
+    for count, row in enumerate(rows, start=1):
+        _check_row(row, TRIAL_KEYS, f"{path}, line {count}")
+    return rows
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -162,17 +172,21 @@ def _check(results: dict, path: Path) -> None:
         raise ValueError(f"{path}: its tasks are no list of rows.")
     seen = set()
     for count, row in enumerate(results["tasks"], start=1):
-        where = f"{path}: row {count} of the tasks"
-        _check_types(row, TASK_KEYS, where)
+        _check_row(row, TASK_KEYS, f"{path}: row {count} of the tasks")
         if row["index"] in seen:
             raise ValueError(f"{path}: has two rows of task {row['index']} ({row['name']}); remove the one that is wrong.")
         seen.add(row["index"])
-        for key, kind in CONTENTS.items():
+
+
+def _check_row(row: dict, types: dict, where: str) -> None:
+    _check_types(row, types, where)
+    for key, kind in CONTENTS.items():
+        if key in types:
             needed = {"train": kind} if key == "flops" else {}
             _check_types(row[key], needed | dict.fromkeys(row[key], kind), f"{where}, {key}:")
-        if not all(isinstance(point, list) and len(point) == 2 and isinstance(point[0], int)
-                   and isinstance(point[1], int | float | None) for point in row["curve"]):
-            raise ValueError(f"{where}: its curve is no list of [step, error].")
+    if not all(isinstance(point, list) and len(point) == 2 and isinstance(point[0], int)
+               and isinstance(point[1], int | float | None) for point in row["curve"]):
+        raise ValueError(f"{where}: its curve is no list of [step, error].")
 
 
 def _check_types(found: dict, types: dict, where: str) -> None:

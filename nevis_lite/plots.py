@@ -227,7 +227,7 @@ def slug(text: str) -> str:
 
 def load(folder: str | Path) -> dict:
     """A run as `metrics.load` returns it, with the rows of its `trials.jsonl` as "trainings"; raises as it does."""
-    return metrics.load(folder) | {"trainings": metrics.rows_of(Path(folder) / "trials.jsonl")}
+    return metrics.load(folder) | {"trainings": metrics.trials_of(folder)}
 
 
 def pictures(runs: list[dict]) -> list[Picture]:

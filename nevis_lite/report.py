@@ -82,8 +82,11 @@ def _settings(folder: Path) -> str:
 
 
 def _content(path: Path) -> dict:
-    """Of a YAML or JSON file; nothing if there's no such file."""
-    return config.read_yaml(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
+    """Of a YAML or JSON file; nothing if there's no such file. UserError if it holds no keys."""
+    content = config.read_yaml(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: damaged: it holds no keys and values.")
+    return content
 
 
 def _without_path(value):

@@ -50,7 +50,7 @@ def begin(folder: str | Path) -> Board:
 def update(board: Board) -> bool:
     """Write the points of the rows that are new; whether the run is finished."""
     finished = (board.folder / "results.json").is_file()  # first, since rows come before it
-    rows = {name: metrics.rows_of(board.folder / f"{name}.jsonl") for name in ROWS}
+    rows = {"trials": metrics.trials_of(board.folder), "tasks": metrics.rows_of(board.folder / "tasks.jsonl")}
     for row in rows["trials"][board.seen["trials"]:]:
         writer = board.writer(f"trial {row['trial']}")
         for step, error in row["curve"]:

@@ -182,6 +182,7 @@ def test_a_run_without_tasks_is_no_traceback(tmp_path, capsys):
     ("results.json", json.dumps(run()).replace('"train": 3000000000000, ', ""), "row 1 of the tasks, flops: lacks train"),
     ("results.json", json.dumps(run()).replace("0.012345", "[0.1]"), r"hyperparameters: has \[0.1\] for lr"),
     ("results.json", json.dumps(run()).replace("[50, 0.6]", "50"), "row 1 of the tasks: its curve is no list of"),
+    ("environment.json", '{"head": {"stream": "demo"}}', "environment.json: does not say what run this is"),
     ("environment.json", '{"data": {}}', "environment.json: does not say what run this is"),
 ])
 def test_files_that_make_no_sense_are_one_sentence(tmp_path, capsys, name, text, words):

@@ -26,7 +26,8 @@ def stream(baseline, seed, errors, **changes):
 
 
 def trainings(*rows):
-    return [{"task": task, "trial": trial, "hyperparameters": {"lr": lr, "label_smoothing": 0.1}, "error": error}
+    return [{"task": task, "trial": trial, "hyperparameters": {"lr": lr, "label_smoothing": 0.1}, "error": error,
+             "curve": [[0, 0.9]]}
             for task, trial, lr, error in rows]
 
 
@@ -232,6 +233,9 @@ def test_trainings_are_read_while_a_run_goes_on(tmp_path):
     rows = trainings((0, 0, 1e-3, 0.5), (0, 1, 1e-2, 0.2))
     (tmp_path / "ft-d-0" / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"task": 1, "tri')
     assert plots.load(folder)["trainings"] == rows
+    (tmp_path / "ft-d-0" / "trials.jsonl").write_text(json.dumps({"task": 0, "trial": 0, "curve": []}) + "\n")
+    with pytest.raises(ValueError, match="trials.jsonl, line 1 lacks error, hyperparameters"):
+        plots.load(folder)
 
 
 def test_command(tmp_path, capsys):

@@ -27,7 +27,8 @@ def add(folder, name, rows):
 
 
 def trial(number, last):
-    return {"task": 0, "trial": number, "curve": [[0, 0.9], [50, None], [100, last]]}
+    return {"task": 0, "trial": number, "hyperparameters": {"lr": 0.1}, "error": last,
+            "curve": [[0, 0.9], [50, None], [100, last]]}
 
 
 @pytest.fixture
@@ -68,6 +69,12 @@ def test_the_command_replaces_its_own_points(folder):
     for _ in range(2):
         assert track.main([str(folder)]) == 0
     assert points(folder)["tasks"]["task/error"] == [(0, 0.5)]
+
+
+def test_a_row_without_a_curve_is_one_sentence(folder, capsys):
+    add(folder, "trials", [trial(0, 0.4), {**trial(1, 0.6), "curve": None}])
+    assert track.main([str(folder)]) == 2
+    assert capsys.readouterr().err == f"{folder / 'trials.jsonl'}, line 2 has None for curve.\n"
 
 
 def test_no_run_and_no_package(folder, tmp_path, capsys, monkeypatch):
