@@ -358,9 +358,11 @@ def main(argv: list[str] | None = None) -> None:
     try:
         runs = [load(folder) for folder in arguments.runs]
         if arguments.json:
-            print(json.dumps(runs[0] if len(runs) == 1 else comparison(runs), indent=1, allow_nan=False))
+            print(json.dumps(runs[0] if len(runs) == 1 else comparison(runs), indent=1, allow_nan=False), flush=True)
         else:
-            print(table(runs[0]) if len(runs) == 1 else comparison_table(runs))
+            print(table(runs[0]) if len(runs) == 1 else comparison_table(runs), flush=True)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        sys.stdout = None
     except (UserError, ValueError) as problem:
         print(problem, file=sys.stderr)
         sys.exit(2)

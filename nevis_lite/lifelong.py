@@ -358,12 +358,14 @@ example: python -m nevis_lite.lifelong seed0.csv seed1.csv --ste experts/*.csv
             raise UserError("No LOG is named; --help shows an example.")
         runs = [read(path, arguments.value) for path in experts]
         results = {path: evaluate(read(path, arguments.value), runs, arguments.mode, **vars(chosen)) for path in logs}
+        result = results[logs[0]] if len(logs) == 1 else across(results)
+        title = f"{logs[0] if len(logs) == 1 else f'{len(logs)} lifetimes'}, mode {arguments.mode}"
+        print(json.dumps(result, indent=1, allow_nan=False) if arguments.json else table(result, title), flush=True)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        sys.stdout = None
     except UserError as error:
         print(error, file=sys.stderr)
         return error.code
-    result = results[logs[0]] if len(logs) == 1 else across(results)
-    title = f"{logs[0] if len(logs) == 1 else f'{len(logs)} lifetimes'}, mode {arguments.mode}"
-    print(json.dumps(result, indent=1, allow_nan=False) if arguments.json else table(result, title))
     return 0
 
 

@@ -377,10 +377,12 @@ def main(argv: list[str] | None = None) -> None:
     try:
         runs = [load(run) for run in args.runs]
         found, text = describe([with_reference_map(run) for run in runs] if args.map_zero else runs, args.more)
+        print(json.dumps(found, indent=1, allow_nan=False) if args.json else text, flush=True)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        sys.stdout = None
     except (OSError, ValueError) as problem:
         print(problem, file=sys.stderr)
         sys.exit(2)
-    print(json.dumps(found, indent=1, allow_nan=False) if args.json else text)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@ import json
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
+import made_fluid
 import numpy as np
 import pytest
 from made_runs import row, run, write, write_unfinished
@@ -268,6 +270,22 @@ def test_command_on_a_missing_run(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         metrics.main([str(tmp_path), "--js"])
     assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("module", ["metrics", "lifelong", "fluid_metrics"])
+def test_a_reader_that_stops_reading_is_no_fault(tmp_path, module):
+    write(tmp_path / "run", run(tasks=[row(index, "a", 2000 + index, 0.5) for index in range(300)]))  # more than a pipe holds
+    rows = "".join(f"{i},{('test', 'train')[i % 2]},task {i // 10},{i},0.5\n" for i in range(6000))
+    (tmp_path / "log.csv").write_text("block_num,block_type,task,exp_num,value\n" + rows)
+    methods = {f"method {index}": (0.5, 0.0) for index in range(30)}
+    made_fluid.run(tmp_path / "fluid", methods=methods)
+    inputs = {"metrics": "run", "lifelong": "log.csv", "fluid_metrics": "fluid"}
+    command = [sys.executable, "-m", f"nevis_lite.{module}", inputs[module], "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, env={"PYTHONPATH": str(Path(metrics.__file__).parent.parent)},
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 0
 
 
 def test_metrics_do_not_import_torch():
