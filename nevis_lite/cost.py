@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from nevis_lite import baselines, cache, datasets, fit, flops, metrics, models
+from nevis_lite import baselines, cache, datasets, fit, flops, metrics, models, parallel
 from nevis_lite.baselines import Past
 from nevis_lite.data import EndlessStream, Split
 from nevis_lite.progress import clock
@@ -50,8 +50,11 @@ def disk_bytes(setup: Setup) -> dict[str, int]:
     backbone = models.build(setup.config.model.name)
     weights = sum(value.numel() * value.element_size() for value in backbone.state_dict().values())
     caches = sum(cache_bytes(folder) for folder in set(setup.folders))
-    # A predictor a task; two checkpoints and one being written, each with weights, momentum, best of trial and of task.
-    return {"caches": caches, "runs": weights * (len(setup.tasks) + 3 * 4)}
+    processes, trials = (parallel.world() if setup.config.parallel == "trials" else 1), setup.config.search.trials
+    # A predictor a task; two checkpoints and one being written, each with the best of the task; a snapshot and one being
+    # written of each trial in progress, with weights, momentum and best; the best of trials that wait for the end of the task.
+    waiting = trials if processes > 1 else 0
+    return {"caches": caches, "runs": weights * (len(setup.tasks) + 3 + 2 * 3 * min(processes, trials) + waiting)}
 
 
 def cache_bytes(folder: Path | None) -> int:

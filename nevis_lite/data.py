@@ -128,35 +128,45 @@ class Split:
             self._squares[size] = squares
         return squares
 
-    def batches(self, size: int, batch: int, picks: Tensor | None = None) -> Iterator[Tensor]:
-        """Evaluation input in order, (<= batch, 3, size, size) floats; every image exactly once."""
-        for part in self.squares(size, picks).split(batch):
+    def batches(self, size: int, batch: int, picks: Tensor | None = None, share: tuple[int, int] = (0, 1)) -> Iterator[Tensor]:
+        """Evaluation input in order, (<= batch, 3, size, size) floats; every image of the `share` (number, of) exactly once."""
+        squares = self.squares(size, picks)
+        for part in squares[share_of(len(squares), share)].split(batch):
             yield to_input(part)
+
+
+def share_of(count: int, share: tuple[int, int]) -> slice:
+    """Part number `share[0]` of `share[1]` nearly equal parts."""
+    number, parts = share
+    return slice(number * count // parts, (number + 1) * count // parts)
 
 
 class EndlessStream:
     """Constant batches of training crops; batch number `step` is a pure function of (key, step).
 
     Epochs of shuffled indices run on without a gap, so there's no ragged last batch, and splits smaller than a batch repeat.
-    Small batches are made several at a time, since it's the number of operations that costs, not their size.
+    Small batches are made several at a time, since it's the number of operations that costs, not their size. With a `share`
+    (number, of) it gives that part of each batch.
     """
 
-    def __init__(self, split: Split, batch: int, config: DataConfig, size: int, key: tuple[int, ...]):
-        self.split, self.batch, self.config, self.size, self.key = split, batch, config, size, key
+    def __init__(self, split: Split, batch: int, config: DataConfig, size: int, key: tuple[int, ...],
+                 share: tuple[int, int] = (0, 1)):
+        self.split, self.batch, self.config, self.size, self.key, self.share = split, batch, config, size, key, share
         self._orders, self._ready = {}, (range(0), [])
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """Images (B, 3, S, S) and labels (B,) or (B, C) of update number `step`."""
         steps, batches = self._ready
         if step not in steps:
-            together = max(1, TOGETHER // self.batch)
+            together, part = max(1, TOGETHER // self.batch), share_of(self.batch, self.share)
             steps = range(step - step % together, step - step % together + together)
-            picks = torch.cat([self.picks(step) for step in steps])
-            draws = torch.cat([draw(self.batch, generator(self.split.pixels.device, "crops", *self.key, step))
+            picks = torch.cat([self.picks(step)[part] for step in steps])
+            draws = torch.cat([draw(self.batch, generator(self.split.pixels.device, "crops", *self.key, step))[part]
                                for step in steps])
             images = self.split.crops(picks, self.config, self.size, draws)
             labels = self.split.labels[picks.to(self.split.device)]
-            batches = list(zip(images.split(self.batch), labels.split(self.batch), strict=True))
+            size = part.stop - part.start
+            batches = list(zip(images.split(size), labels.split(size), strict=True))
             self._ready = steps, batches
         return batches[step - steps.start]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nevis_lite import metrics, models
+from nevis_lite import metrics, models, parallel
 from nevis_lite.config import FitConfig, UserError
 from nevis_lite.data import EndlessStream, Split, seeds
 
@@ -20,11 +22,13 @@ FINAL_LR = 1e-8  # where the cosine ends
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU if there is one; UserError for a device that this machine lacks."""
+    """`auto` is the GPU if there is one, each process's own; UserError for a device that this machine lacks."""
     if name.split(":")[0] not in ("auto", "cpu", "cuda", "mps"):
         raise UserError(f"device={name} is not known; it is auto, cpu, cuda, cuda:N or mps.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and parallel.world() > 1:
+        name = f"cuda:{parallel.local_rank()}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -84,19 +88,51 @@ def autocast(config: FitConfig, device: torch.device):
 
 
 @torch.no_grad()
-def predict(model: nn.Module, split: Split, size: int, config: FitConfig, picks: Tensor | None = None) -> Tensor:
+def predict(model: nn.Module, split: Split, size: int, config: FitConfig, picks: Tensor | None = None,
+            share: tuple[int, int] = (0, 1)) -> Tensor:
     """Outputs of `model` in evaluation mode for a split's central squares, (N, C) floats on the device."""
     model.eval()
-    with autocast(config, split.device):
-        return torch.cat([model(images).float() for images in split.batches(size, EVALUATION_BATCH, picks)])
+    batch = EVALUATION_BATCH
+    while True:
+        try:
+            with autocast(config, split.device):
+                return torch.cat([model(images).float() for images in split.batches(size, batch, picks, share)])
+        except RuntimeError as error:
+            if batch == 1 or not _out_of_memory(error):
+                raise
+        batch //= 2
+        _retry(f"predicting {2 * batch} images at a time takes more memory than there is; going on with {batch}")
 
 
-def evaluate(model: nn.Module, split: Split, size: int, config: FitConfig) -> float | None:
-    """The task's error on a split: 1 - accuracy or 1 - mAP over all its images; None if an output isn't finite."""
-    scores = predict(model, split, size, config)
+def evaluate(model: nn.Module, split: Split, size: int, config: FitConfig, share: tuple[int, int] = (0, 1)) -> float | None:
+    """The task's error on a split: 1 - accuracy or 1 - mAP over all its images; None if an output isn't finite.
+
+    Each process predicts its `share` (number, of) of the images, and all return the same.
+    """
+    scores = predict(model, split, size, config, share=share)
+    if share[1] > 1:
+        scores = parallel.join_rows(scores)
     if not torch.isfinite(scores).all():
         return None
     return metrics.error(split.meta["kind"], scores.cpu().numpy(), split.labels.cpu().numpy())
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Only CUDA has an exception of its own for it."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory", "ALLOC_FAILED"))
+
+
+def _retry(what: str):
+    """Call it outside of the handler: the exception holds what the failed try had allocated."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    _say_once(what)
+
+
+@cache
+def _say_once(what: str):
+    print(what, file=sys.stderr)
 
 
 @dataclass
@@ -122,11 +158,12 @@ class Trial:
     loss: float | None = None  # mean training loss between the last two validations
     loss_sum: Tensor | float = 0.0  # on the device, so that no step waits for it
     failed: bool = False
+    parts: int = 1  # in which a batch is computed, one after the other; more where memory was short
 
     def snapshot(self) -> dict:
         """Everything needed to go on from here, as tensors and plain values."""
         values = {name: getattr(self, name) for name in
-                  ("step", "curve", "best_error", "best_step", "best_state", "loss", "loss_sum", "failed")}
+                  ("step", "curve", "best_error", "best_step", "best_state", "loss", "loss_sum", "failed", "parts")}
         return values | {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
                          "heads": self.heads.state_dict()}
 
@@ -157,19 +194,22 @@ def train(model: models.Classifier, batches: EndlessStream, dev: Split, hyperpar
 
     `hyperparameters`: lr, label_smoothing, the weight of the `auxiliaries` and, in place of the config's, schedule. `snapshot`
     goes on where an earlier call was stopped. `on_step` is called after each update and may raise to stop. A loss or output
-    that isn't finite ends the trial with `failed` set.
+    that isn't finite ends the trial with `failed` set. Where `batches` has a share, so have the auxiliaries', and the other
+    processes train on the rest of each batch at the same time.
     """
+    if batches.share[1] > 1 and batches.split.device.type == "cuda":  # where alone it exists
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     trial = start(model, config, auxiliaries)
     if snapshot:
         trial.restore(snapshot)
     size = batches.size
     validations = set(validation_steps(config))
     if not trial.curve:
-        _validate(trial, dev, size, config)
+        _validate(trial, dev, size, config, batches.share)
     while trial.step < config.steps and not trial.failed:
         update(trial, batches, hyperparameters, config)
         if trial.step in validations:
-            _validate(trial, dev, size, config)
+            _validate(trial, dev, size, config, batches.share)
         on_step(trial)
     return trial
 
@@ -181,34 +221,75 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
     for group in trial.optimizer.param_groups:
         group["lr"] = learning_rate(trial.step, config.steps, warmup, hyperparameters["lr"], schedule)
     trial.model.train()
-    trial.optimizer.zero_grad(set_to_none=True)
-    loss = _loss(trial.model.backbone, trial.model.head, batches, trial.step, hyperparameters, config)
-    loss.backward()
-    for auxiliary in trial.auxiliaries:
-        with _statistics_kept(trial.model):
-            other = _loss(trial.model.backbone, auxiliary.head, auxiliary.batches, trial.step, hyperparameters, config)
-        (hyperparameters["auxiliary_weight"] * other).backward()  # one after the other: memory for one batch, not for all
+    statistics = _statistics(trial.model)
+    before = [value.clone() for value in statistics]
+    while True:
+        try:
+            loss = _gradients(trial, batches, hyperparameters, config)
+            break
+        except RuntimeError as error:
+            smallest = batches.batch // batches.share[1] // (2 * trial.parts)
+            if not _out_of_memory(error) or smallest < 2:  # batch norm cannot work on one image
+                raise
+            if batches.share[1] > 1 and batches.split.device.type == "cuda":  # the others wait for its batch norms
+                raise UserError(f"batches of {batches.batch} images do not fit into the memory of {batches.share[1]} devices: "
+                                "take more processes, a smaller fit.max_batch, or parallel=trials.") from None
+        for value, old in zip(statistics, before, strict=True):
+            value.copy_(old)
+        trial.parts *= 2
+        _retry(f"batches of {batches.batch} images take more memory than there is; going on in {trial.parts} parts, "
+               "of which batch norm sees one at a time")
+    if batches.share[1] > 1:
+        statistics = [value for value in statistics if value.is_floating_point()]
+        for value in statistics:
+            value /= batches.share[1]  # where batch norm sees only its share, the mean over all is kept
+        parallel.add_up([loss, *(parameter.grad for group in trial.optimizer.param_groups for parameter in group["params"]
+                                 if parameter.grad is not None), *statistics])
     trial.optimizer.step()
-    trial.loss_sum = trial.loss_sum + loss.detach()
+    trial.loss_sum = trial.loss_sum + loss
     trial.step += 1
 
 
-def _loss(backbone: nn.Module, head: nn.Module, batches: EndlessStream, step: int, hyperparameters: dict,
-          config: FitConfig) -> Tensor:
-    """The mean loss over batch number `step`."""
-    images, labels = batches(step)
+def _gradients(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: FitConfig) -> Tensor:
+    """Leave the gradient of the step's loss in the parameters; returns that of the current task alone."""
+    trial.optimizer.zero_grad(set_to_none=True)
+    loss = _backward(trial, trial.model.head, batches, 1.0, hyperparameters, config)
+    for auxiliary in trial.auxiliaries:  # one after the other: memory for one batch, not for all
+        with _statistics_kept(trial.model):
+            _backward(trial, auxiliary.head, auxiliary.batches, hyperparameters["auxiliary_weight"], hyperparameters, config)
+    return loss
+
+
+def _backward(trial: Trial, head: nn.Module, batches: EndlessStream, weight: float, hyperparameters: dict,
+              config: FitConfig) -> Tensor:
+    """Add the gradient of `weight` x the mean loss over the step's batch; returns that mean, or what a share adds to it."""
+    images, labels = batches(trial.step)
+    backbone, total = trial.model.backbone, torch.zeros((), device=batches.split.device)
     if isinstance(backbone, models.Foreign):  # may have dropout, which draws from torch's global generators
-        torch.manual_seed(int(seeds("dropout", *batches.key, step).generate_state(1)[0]))
-    with autocast(config, batches.split.device):
-        logits = head(backbone(images))
-    return loss_function(batches.split.meta["kind"], logits.float(), labels, hyperparameters["label_smoothing"],
-                         config.multi_label_loss)
+        torch.manual_seed(int(seeds("dropout", *batches.key, trial.step).generate_state(1)[0]))
+    for part, targets in zip(images.tensor_split(trial.parts), labels.tensor_split(trial.parts), strict=True):
+        with autocast(config, batches.split.device):
+            logits = head(backbone(part))
+        loss = loss_function(batches.split.meta["kind"], logits.float(), targets, hyperparameters["label_smoothing"],
+                             config.multi_label_loss) * (len(part) / batches.batch)
+        (weight * loss).backward()
+        total += loss.detach()
+    return total
+
+
+def _norms(model: nn.Module) -> list[nn.Module]:
+    return [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm)]
+
+
+def _statistics(model: nn.Module) -> list[Tensor]:
+    """What batch norm has gathered, which a forward pass changes."""
+    return [value for layer in _norms(model) for value in layer.buffers()]
 
 
 @contextmanager
 def _statistics_kept(model: nn.Module):
     """Batch norm uses the batch's own statistics, and its running ones, which predictions will use, stay the current task's."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d) and layer.track_running_stats]
+    layers = [layer for layer in _norms(model) if layer.track_running_stats]
     for layer in layers:
         layer.track_running_stats = False
     try:
@@ -218,12 +299,12 @@ def _statistics_kept(model: nn.Module):
             layer.track_running_stats = True
 
 
-def _validate(trial: Trial, dev: Split, size: int, config: FitConfig):
+def _validate(trial: Trial, dev: Split, size: int, config: FitConfig, share: tuple[int, int]):
     """Add a point to the curve; keep the weights if it's the lowest; end the trial when something isn't finite."""
     if trial.step:
         trial.loss = float(trial.loss_sum) / (trial.step - trial.curve[-1][0])
         trial.loss_sum = 0.0
-    error = evaluate(trial.model, dev, size, config)
+    error = evaluate(trial.model, dev, size, config, share)
     trial.curve.append([trial.step, error])
     if error is None or not math.isfinite(trial.loss or 0.0):
         trial.failed = True

@@ -21,9 +21,9 @@ def clock(seconds: float) -> str:
 class Progress:
     """Time left is told from FLOPs: what is still to do, at the speed since this start."""
 
-    def __init__(self, planned: list[int], flops_done: int):
-        """`planned`: FLOPs of each task; `flops_done`: of them, what an earlier session did."""
-        self.planned, self.done, self.spent = planned, flops_done, 0
+    def __init__(self, planned: list[int], flops_done: int, quiet: bool = False):
+        """`planned`: FLOPs of each task; `flops_done`: of them, what an earlier session did; `quiet`: shows nothing."""
+        self.planned, self.done, self.spent, self.quiet = planned, flops_done, 0, quiet
         self.began = time.monotonic()
 
     def begin(self, task, trial: int, trials: int, steps: int, step: int, batch: int, trial_flops: int):
@@ -34,11 +34,11 @@ class Progress:
         self.steps, self.batch, self.trial_flops = steps, batch, trial_flops
         self.first_step, self.trial_began = step, time.monotonic()
         self.shown = self.printed = self.trial_began
-        self.bar = tqdm(total=steps, initial=step, bar_format="{bar:8} {desc}", disable=None)
+        self.bar = tqdm(total=steps, initial=step, bar_format="{bar:8} {desc}", disable=self.quiet or None)
 
     def update(self, trial, finished: bool = False):
         now = time.monotonic()
-        if not finished and now - self.shown < REFRESH:
+        if self.quiet or not finished and now - self.shown < REFRESH:
             return
         self.shown = now
         share = (trial.step - self.first_step) / self.steps

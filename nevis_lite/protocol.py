@@ -1,6 +1,7 @@
 """The protocol loop (paper, Algorithm 1): the tasks of a stream in order, each learned once, then judged by the evaluator.
 
-`run` does it all, writes the run folder, and can be stopped and resumed at any step.
+`run` does it all, writes the run folder, and can be stopped and resumed at any step. Of several processes (`parallel.py`) the
+first one leads: it owns the run folder, chooses and judges, while the others only train.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import platform
 import shutil
 import signal
 import threading
@@ -22,15 +24,11 @@ from nevis_lite import baselines, config, cost, fit, flops, metrics, models
 from nevis_lite.baselines import PRETRAINED, Past, View
 from nevis_lite.config import UserError
 from nevis_lite.data import EndlessStream
+from nevis_lite.parallel import Interrupted, Team
 from nevis_lite.progress import Progress
-from nevis_lite.run_folder import RunFolder, write_atomic, write_json
+from nevis_lite.run_folder import RunFolder, load_trial, save_trial, trial_path, write_atomic, write_json
 from nevis_lite.setup import Setup, environment, head
 from nevis_lite.stream import Task
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; a checkpoint has been written."""
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Running
@@ -41,10 +39,11 @@ class Session:
     """A run in progress: what its parts share."""
 
     setup: Setup
-    folder: RunFolder
+    out: Path
+    team: Team
     progress: Progress
-    stop: threading.Event  # set by a signal
-    seconds: float  # of earlier sessions
+    folder: RunFolder | None = None  # only the first process has it
+    seconds: float = 0.0  # of earlier sessions
     began: float = field(default_factory=time.monotonic)
 
     def total_seconds(self) -> float:
@@ -53,36 +52,73 @@ class Session:
     def save(self, task: int, **state):
         """Write a checkpoint; raise Interrupted after it if a signal asks for that."""
         self.folder.save(task=task, **state, seconds=self.total_seconds())
-        if self.stop.is_set():
+        if self.team.stop.is_set():
             raise Interrupted
 
     def trials(self, task: Task) -> list[dict]:
         return [row for row in self.folder.rows["trials"] if row["task"] == task.index]
 
 
-def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "") -> dict:
+def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "", team: Team | None = None) -> dict:
     """All tasks in order; returns the content of `results.json`.
 
     Raises Interrupted after a checkpoint when SIGINT or SIGTERM arrives.
     """
-    _check_room(setup, Path(out))
+    team, out = team or Team(), Path(out)
+    if setup.config.parallel == "data" and team.world > 1:
+        _check_shares(setup, team.world)
+        team.share_batches(setup.device)
+    with _stop_signals(team.stop):
+        return _follow(setup, out, team) if team.rank else _lead(setup, out, resume, command, team)
+
+
+def _lead(setup: Setup, out: Path, resume: bool, command: str, team: Team) -> dict:
+    """The run, as the first process sees it, or the only one."""
+    _check_room(setup, out)
     with closing(RunFolder(out, config.to_dict(setup.config), environment(setup, command), resume)) as folder:
-        if (folder.path / "results.json").is_file():
-            return metrics.load(folder.path)
-        planned = [flops.total(row["flops"]) for row in cost.plan(setup)]
-        spent = [row["flops"] for row in folder.rows["tasks"]]
-        spent += [row["flops"] for row in folder.rows["trials"] if row["task"] == folder.state["task"]]
-        with _stop_signals() as stop:
-            session = Session(setup, folder, Progress(planned, flops.total(flops.add(*spent))), stop, folder.state["seconds"])
-            for task in setup.tasks[folder.state["task"]:]:
-                setup.opened.clear()  # frees the memory of the task before
-                folder.append("tasks", _learn_and_judge(session, task))
-                session.save(task.index + 1)
-        results = {"name": folder.path.resolve().name, **head(setup),
-                   **metrics.summarise(folder.rows["tasks"], setup.config.phase),
-                   "seconds": round(session.total_seconds(), 1), "device": setup.device_name, "tasks": folder.rows["tasks"]}
-        write_json(folder.path / "results.json", results)
+        team.tell((out / "environment.json").read_text(encoding="utf-8"))
+        results = metrics.load(out) if (out / "results.json").is_file() else _learn_all(setup, out, team, folder)
+        team.tell({"results": results})
         return results
+
+
+def _learn_all(setup: Setup, out: Path, team: Team, folder: RunFolder) -> dict:
+    planned = [flops.total(row["flops"]) for row in cost.plan(setup)]
+    spent = [row["flops"] for row in folder.rows["tasks"]]
+    spent += [row["flops"] for row in folder.rows["trials"] if row["task"] == folder.state["task"]]
+    progress = Progress(planned, flops.total(flops.add(*spent)))
+    session = Session(setup, out, team, progress, folder, folder.state["seconds"])
+    for task in setup.tasks[folder.state["task"]:]:
+        setup.opened.clear()  # frees the memory of the task before
+        folder.append("tasks", _learn_and_judge(session, task))
+        session.save(task.index + 1)
+    shutil.rmtree(out / "working", ignore_errors=True)
+    results = {"name": out.resolve().name, **head(setup), **metrics.summarise(folder.rows["tasks"], setup.config.phase),
+               "seconds": round(session.total_seconds(), 1), "device": setup.device_name, "tasks": folder.rows["tasks"]}
+    write_json(out / "results.json", results)
+    return results
+
+
+def _follow(setup: Setup, out: Path, team: Team) -> dict:
+    """The run, as the other processes see it: of each task the first one tells what to start from, and they train."""
+    path, environment_text = out / "environment.json", team.tell()
+    if not path.is_file() or path.read_text(encoding="utf-8") != environment_text:
+        raise UserError(f"{out}: {platform.node()} does not see the run folder that the first process made; choose one with "
+                        "--out that all machines share.")
+    session = Session(setup, out, team, Progress([0] * len(setup.tasks), 0, quiet=True))
+    while "results" not in (told := team.tell()):
+        setup.opened.clear()
+        view = setup.view(setup.tasks[told["task"]], told["memory"])
+        _take_trials(session, view, told["start"], told["done"])
+    return told["results"]
+
+
+def _check_shares(setup: Setup, processes: int):
+    """Batch norm needs two images at least."""
+    smallest = min(setup.config.search.batch or [setup.batch(task, {}) for task in setup.tasks])
+    if smallest < 2 * processes:
+        raise UserError(f"parallel=data: {processes} processes cannot share batches of {smallest} images; take at most "
+                        f"{smallest // 2}, or parallel=trials.")
 
 
 def _check_room(setup: Setup, out: Path):
@@ -103,11 +139,13 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
         source, auxiliaries = setup.baseline.start(view), setup.baseline.data(view)
         session.progress.spend(view.flops)
         start = {"source": source, "auxiliaries": auxiliaries, "flops": view.flops, "scores": view.scores}
-        session.save(task.index, start=start, best=None, trial=None)
+        session.save(task.index, start=start, best=None)
     start = folder.state["start"]
-    trials = setup.config.search.trials
-    for number in range(len(session.trials(task)), trials):
-        _run_trial(session, view, number)
+    trials, done = setup.config.search.trials, len(session.trials(task))
+    session.team.tell({"task": task.index, "memory": memory, "start": start, "done": done})
+    _take_trials(session, view, start, done)
+    for number in range(len(session.trials(task)), trials):  # of the other processes
+        _keep_trial(session, task, number)
     best = folder.state["best"]
     if best is None:
         raise UserError(f"{task.name}: all {trials} trials of task {task.index} diverged; lower the upper end of search.lr.")
@@ -150,53 +188,84 @@ def _judge(session: Session, task: Task, name: str, state: dict) -> float | None
     return fit.evaluate(model, setup.open(task.index, setup.reported), setup.config.model.image_size, setup.config.fit)
 
 
-def _run_trial(session: Session, view: View, number: int):
-    """Train once, from the checkpoint's snapshot if there is one; append the trial's row and keep the better predictor."""
-    setup, settings, task, state = session.setup, session.setup.config, view.task, session.folder.state
-    hyperparameters = setup.baseline.search(settings.search, settings.seed, task.index, number, session.trials(task))
-    snapshot, best, start = state["trial"], state["best"], state["start"]
+def _take_trials(session: Session, view: View, start: dict, done: int):
+    """Train this process's part of the trials from number `done` on, and wait for the others."""
+    for number in session.team.take(range(done, session.setup.config.search.trials)):
+        _run_trial(session, view, start, number)
+        if session.folder and number == len(session.trials(view.task)):  # those before it have their rows
+            _keep_trial(session, view.task, number)
+    session.team.exchange()
+
+
+def _keep_trial(session: Session, task: Task, number: int):
+    """Append the row of a trial that is done, and keep the better weights."""
+    folder, done = session.folder, load_trial(session.out, task.index, number)
+    row, best = done["row"], folder.state["best"]
+    folder.append("trials", row)
+    if row["status"] == "done" and (best is None or row["error"] < best["error"]):
+        best = {"trial": number, "error": row["error"], "state": done["state"]}
+    session.save(task.index, start=folder.state["start"], best=best)
+    trial_path(session.out, number).unlink()
+
+
+def _run_trial(session: Session, view: View, start: dict, number: int):
+    """Train once, from the trial's snapshot if there is one, and leave row and weights in the trial's file."""
+    setup, team, task, settings = session.setup, session.team, view.task, session.setup.config
+    found, hyperparameters = load_trial(session.out, task.index, number), None
+    if team.rank == 0 or not team.shares_batches:
+        history = session.trials(task) if team.share[1] == team.world else None  # else rows are known at the task's end
+        hyperparameters = setup.baseline.search(settings.search, settings.seed, task.index, number, history)
+    if team.shares_batches:  # also waits until all have looked into the trial's file
+        hyperparameters = team.tell(hyperparameters)
+    if "row" in found:
+        return
+    snapshot = found.get("snapshot")
     model = baselines.initial_model(view, start["source"], hyperparameters.get("model"))
     batch, key = setup.batch(task, hyperparameters), (settings.seed, task.index, number)
     whole = (1.0, 1.0)  # of which nothing but the central square fits
     augmentation = dataclasses.replace(settings.data, flip=hyperparameters.get("flip", settings.data.flip),
                                        crop_area=settings.data.crop_area if hyperparameters.get("crop", True) else whole)
-    batches = EndlessStream(view.split("train"), batch, augmentation, settings.model.image_size, key)
+    batches = EndlessStream(view.split("train"), batch, augmentation, settings.model.image_size, key, team.share)
     auxiliaries = [fit.Auxiliary(EndlessStream(view.split("train", index), batch, augmentation, settings.model.image_size,
-                                               (*key, 1 + index)),
+                                               (*key, 1 + index), team.share),
                                  baselines.auxiliary_head(view, index)) for index in start["auxiliaries"]]
     earlier = snapshot["seconds"] if snapshot else 0.0
     began = saved = time.monotonic()
     planned = setup.trial_flops(task, start["auxiliaries"], hyperparameters, settings.fit.steps,
                                 len(fit.validation_steps(settings.fit)))
     session.progress.begin(task, number, settings.search.trials, settings.fit.steps, snapshot["step"] if snapshot else 0,
-                           batch, flops.total(planned))
+                           batch, flops.total(planned) * team.ahead(settings.search.trials))
 
     def on_step(trial: fit.Trial):
         nonlocal saved
         session.progress.update(trial)
-        if session.stop.is_set() or time.monotonic() - saved >= settings.checkpoint_seconds:
-            now = trial.snapshot() | {"seconds": earlier + time.monotonic() - began}
-            session.save(task.index, start=start, best=best, trial=now)
+        stopping = team.stopping()
+        if stopping or time.monotonic() - saved >= settings.checkpoint_seconds:
+            if team.share[0] == 0:
+                now = trial.snapshot() | {"seconds": earlier + time.monotonic() - began}
+                save_trial(session.out, task.index, number, snapshot=now)
+            if session.folder:
+                session.save(task.index, start=start, best=session.folder.state["best"])
+            if stopping:
+                raise Interrupted
             saved = time.monotonic()
 
     trial = fit.train(model, batches, view.split("dev"), hyperparameters, settings.fit, auxiliaries, snapshot, on_step)
     session.progress.end(trial)
-    session.folder.append("trials", {
-        "task": task.index, "trial": number, "hyperparameters": hyperparameters,
-        "status": "failed" if trial.failed else "done", "error": None if trial.failed else trial.best_error,
-        "best_step": trial.best_step, "steps": trial.step,
-        "loss": trial.loss if trial.loss is not None and math.isfinite(trial.loss) else None, "curve": trial.curve,
-        "flops": setup.trial_flops(task, start["auxiliaries"], hyperparameters, trial.step, len(trial.curve)),
-        "seconds": round(earlier + time.monotonic() - began, 2)})
-    if not trial.failed and (best is None or trial.best_error < best["error"]):
-        best = {"trial": number, "error": trial.best_error, "state": trial.best_state}
-    session.save(task.index, start=start, best=best, trial=None)
+    row = {"task": task.index, "trial": number, "hyperparameters": hyperparameters,
+           "status": "failed" if trial.failed else "done", "error": None if trial.failed else trial.best_error,
+           "best_step": trial.best_step, "steps": trial.step,
+           "loss": trial.loss if trial.loss is not None and math.isfinite(trial.loss) else None, "curve": trial.curve,
+           "flops": setup.trial_flops(task, start["auxiliaries"], hyperparameters, trial.step, len(trial.curve)),
+           "seconds": round(earlier + time.monotonic() - began, 2)}
+    if team.share[0] == 0:
+        save_trial(session.out, task.index, number, row=row, state=trial.best_state)
 
 
 @contextmanager
-def _stop_signals():
-    """An event that the first SIGINT or SIGTERM sets; a second one acts as usual."""
-    stop, before = threading.Event(), {}
+def _stop_signals(stop: threading.Event):
+    """The first SIGINT or SIGTERM sets the event; a second one acts as usual."""
+    before = {}
 
     def request(number, frame):
         os.write(2, b"\nStopping after this step; once more stops at once.\n")
@@ -207,7 +276,7 @@ def _stop_signals():
     if threading.current_thread() is threading.main_thread():
         before.update({number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)})
     try:
-        yield stop
+        yield
     finally:
         for known, handler in before.items():
             signal.signal(known, handler)

@@ -1,7 +1,8 @@
 """A run as a folder: rows that are appended, a checkpoint that is replaced as a whole, and going on from it.
 
 Row files and checkpoint agree by counting: a checkpoint says how many rows were there when it was written, and on resume the
-rows after it are cut off, since the work that they tell of is done again and comes out the same.
+rows after it are cut off, since the work that they tell of is done again and comes out the same. A trial without a row has a
+file of its own, written by the process that trains it: a snapshot, or once it's done the row to be.
 """
 
 from __future__ import annotations
@@ -154,6 +155,34 @@ class RunFolder:
 
 def predictor_path(run: Path, task: int) -> Path:
     return run / "predictors" / f"{task:03d}.pt"
+
+
+def trial_path(run: Path, number: int) -> Path:
+    return run / "working" / f"{number}.pt"
+
+
+def save_trial(run: Path, task: int, number: int, **content):
+    """`snapshot` of a trial in progress, or `row` and `state`, the best weights, of one that is done."""
+    import torch
+
+    path = trial_path(run, number)
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, lambda file: torch.save({"task": task, **content}, file))
+
+
+def load_trial(run: Path, task: int, number: int) -> dict:
+    """What `save_trial` wrote; nothing if there's no such file, or one of another task, or a damaged one."""
+    import torch
+
+    path = trial_path(run, number)
+    if not path.is_file():
+        return {}
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has many ways to say "broken file"
+        print(f"{path} cannot be read ({type(error).__name__}); its trial starts anew.")
+        return {}
+    return content if content["task"] == task else {}
 
 
 def _that_matters(config: dict) -> dict:

@@ -17,7 +17,7 @@ import torch
 import torchvision
 
 import nevis_lite
-from nevis_lite import baselines, cache, config, fit, flops, metrics, models
+from nevis_lite import baselines, cache, config, fit, flops, metrics, models, parallel
 from nevis_lite.baselines import Baseline, Past, View
 from nevis_lite.config import Config, UserError
 from nevis_lite.data import Announced, Split
@@ -148,6 +148,9 @@ def _check_combination(settings: Config, baseline: Baseline, loaded: Stream):
     """UserError for choices that do not go together."""
     wants_weights = baseline.start in (baselines.start_pretrained, baselines.start_related_or_pretrained)
     multitask = baseline.data is baselines.data_multitask
+    if baseline.search is gp_ucb and settings.parallel == "trials" and parallel.world() > 1:
+        raise UserError(f"baseline {baseline.label} chooses each trial from those before, so that several processes cannot "
+                        "train them side by side: take one process, or parallel=data.")
     if wants_weights and settings.model.weights is None:
         raise UserError(f"baseline {baseline.label} starts from pretrained weights: say which with model.weights.")
     without = (baselines.start_random, baselines.start_previous, baselines.start_related, baselines.start_related_static)

@@ -7,8 +7,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from nevis_lite import config, metrics, stream
+from nevis_lite import config, metrics, parallel, stream
 from nevis_lite.config import Config, UserError
+from nevis_lite.parallel import Interrupted, Team
 
 # torch is imported by the functions that need it, so that --help and a wrong key are answered at once.
 
@@ -18,9 +19,11 @@ def run(settings: dict | Config, out: str | Path, resume: bool = False) -> dict:
     from nevis_lite import protocol
     from nevis_lite.setup import set_up
 
-    settings = config.from_dict(settings) if isinstance(settings, dict) else settings
-    loaded = stream.load(settings.stream, settings.data.dir, settings.phase)
-    return protocol.run(set_up(settings, loaded), out, resume)
+    team = parallel.join()
+    with team.together():
+        settings = config.from_dict(settings) if isinstance(settings, dict) else settings
+        loaded = stream.load(settings.stream, settings.data.dir, settings.phase)
+        return protocol.run(team.in_turn(lambda: set_up(settings, loaded)), out, resume, team=team)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,42 +39,56 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and stop")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replaces a key of the file")
     arguments = parser.parse_intermixed_args(argv)
-    try:
-        settings = config.load(arguments.config, arguments.overrides)
-        out = Path(arguments.out or f"runs/{config.find_config(arguments.config).stem}-seed{settings.seed}")
-        # says what is missing before torch is loaded
-        loaded = stream.load(settings.stream, settings.data.dir, settings.phase, arguments.dry_run)
-        from nevis_lite import cost, protocol
-        from nevis_lite.setup import set_up
+    command = _command(sys.argv[1:] if argv is None else argv)
+    team = parallel.join()
 
-        setup = set_up(settings, loaded, arguments.dry_run)
-        if arguments.dry_run:
-            print(cost.table(setup))
-            return 0
-        command = _command(sys.argv[1:] if argv is None else argv)
-        try:
-            results = protocol.run(setup, out, arguments.resume, command)
-        except protocol.Interrupted:
-            print(f"\nStopped; a checkpoint lies in {out}. To go on:\n{command}", file=sys.stderr)
-            return 130
-        print(f"\n{metrics.table(results)}\n\nIn {out}: results.json, trials.jsonl, predictors/")
+    def say(text):
+        if team.rank == 0:
+            print(text, file=sys.stderr)
+
+    try:
+        with team.together():
+            _carry_out(arguments, command, team)
         return 0
     except UserError as error:
-        print(error, file=sys.stderr)
+        say(error)
         return error.code
+    except Interrupted:
+        say(f"\nStopped; the run goes on where it was. To go on:\n{command}")
+        return 130
     except OSError as error:  # a full disk, a folder that cannot be written
-        print(f"{error.filename or 'Writing'}: {error.strerror or error}.", file=sys.stderr)
+        say(f"{error.filename or 'Writing'}: {error.strerror or error}.")
         return 2
     except KeyboardInterrupt:
-        print("\nStopped at once; a run that had begun goes on with --resume.", file=sys.stderr)
+        say("\nStopped at once; a run that had begun goes on with --resume.")
         return 130
+    finally:
+        team.leave()
+
+
+def _carry_out(arguments: argparse.Namespace, command: str, team: Team):
+    """Run, or only tell the cost, and print the table."""
+    settings = config.load(arguments.config, arguments.overrides)
+    out = Path(arguments.out or f"runs/{config.find_config(arguments.config).stem}-seed{settings.seed}")
+    # says what is missing before torch is loaded
+    loaded = stream.load(settings.stream, settings.data.dir, settings.phase, arguments.dry_run)
+    from nevis_lite import cost, protocol
+    from nevis_lite.setup import set_up
+
+    setup = team.in_turn(lambda: set_up(settings, loaded, arguments.dry_run))
+    if arguments.dry_run:
+        print(cost.table(setup))
+        return
+    results = protocol.run(setup, out, arguments.resume, command, team)
+    print(f"\n{metrics.table(results)}\n\nIn {out}: results.json, trials.jsonl, predictors/")
 
 
 def _command(arguments: list[str]) -> str:
     """What to type to go on with this run: this module, or the script that called `main`."""
     ours = Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent  # this command or a sweep
     script = ["-m", "nevis_lite.train"] if ours else [sys.argv[0]]
-    return shlex.join(["python", *script, "--resume", *(word for word in arguments if word != "--resume")])
+    launcher = ["torchrun", f"--nproc-per-node={parallel.world()}"] if parallel.world() > 1 else ["python"]
+    return shlex.join([*launcher, *script, "--resume", *(word for word in arguments if word != "--resume")])
 
 
 if __name__ == "__main__":

@@ -187,7 +187,9 @@ def test_a_signal_in_a_trial_saves_its_latest_step(settings, finished, assert_sa
         train.run(settings(checkpoint_seconds=1000), tmp_path / "run")
     assert signal.getsignal(signal.SIGTERM) == before
     checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    assert (checkpoint["task"], checkpoint["rows"]["trials"], checkpoint["trial"]["step"]) == (1, 3, 1)
+    assert (checkpoint["task"], checkpoint["rows"]["trials"]) == (1, 3)
+    trial = torch.load(tmp_path / "run" / "working" / "1.pt", weights_only=True)
+    assert (trial["task"], trial["snapshot"]["step"]) == (1, 1)
     train.run(settings(), tmp_path / "run", resume=True)
     assert_same(tmp_path / "run", finished("ft-d"))
 

@@ -1,0 +1,186 @@
+"""Several processes of one run, as `torchrun` starts them: who does what, how they hear of each other, how they end together.
+
+What they tell each other is small and goes through torchrun's key-value store; weights go through the run folder. Only where
+they share each batch (`parallel: data`) are they a process group of torch.distributed. Without torchrun none of it is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass, field
+
+from nevis_lite.config import UserError
+
+LOOK = 1.0  # seconds between two looks at whether another process asks to stop
+PATIENCE = 10.0  # seconds to wait for the others when the run is to end; torchrun itself kills after 30
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; a checkpoint has been written."""
+
+
+def world() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def local_rank() -> int:
+    """The number of this process on its machine."""
+    return int(os.environ["LOCAL_RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+
+
+@dataclass
+class Team:
+    """The processes of a run, as one of them sees them. The first, rank 0, owns the run folder."""
+
+    rank: int = 0
+    world: int = 1
+    store: object = None  # a torch.distributed.Store
+    stop: threading.Event = field(default_factory=threading.Event)  # set by a signal
+    shares_batches: bool = False
+    turn: int = 0  # how often the processes have met
+    looked: float = 0.0
+    settled: bool = False  # all know what the run ends with
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which part of each batch is this process's, of how many."""
+        return (self.rank, self.world) if self.shares_batches else (0, 1)
+
+    def exchange(self, value=None) -> list:
+        """Wait for all processes; what each of them brought, in the order of ranks. If one failed, all raise its error."""
+        return [value] if self.world == 1 else self._meet((value, None))
+
+    def tell(self, value=None):
+        """The first process's value, on all."""
+        return self.exchange(value if self.rank == 0 else None)[0]
+
+    def _meet(self, outcome: tuple) -> list:
+        """An outcome is a value or an error. The wait is in Python, so that signals get through."""
+        keys, failed = [f"{self.turn}/{rank}" for rank in range(self.world)], outcome[1] is not None
+        self.turn += 1
+        self.store.set(keys[self.rank], pickle.dumps(outcome))
+        ending = None
+        while not self.store.check(keys):
+            if failed or self.stop.is_set():
+                ending = ending or time.monotonic()
+                self.store.set("stop", "")
+                if time.monotonic() - ending > PATIENCE:  # one of them is dead
+                    break
+            time.sleep(0.02)
+        outcomes = [pickle.loads(self.store.get(key)) if self.store.check([key]) else (None, Interrupted()) for key in keys]
+        errors = sorted((error for _, error in outcomes if error), key=lambda error: isinstance(error, Interrupted))
+        if errors:
+            self.settled = True
+            raise errors[0] from None
+        return [value for value, _ in outcomes]
+
+    @contextmanager
+    def together(self):
+        """An error that has a sentence for the user ends all processes with that sentence; only the first one prints."""
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere) if self.rank else nullcontext():
+            try:
+                yield
+            except (UserError, OSError, Interrupted) as error:
+                if self.world > 1 and not self.settled:
+                    self._meet((None, error))
+                raise
+
+    def leave(self):
+        """Wait until the first process has said its last word: torchrun ends it when another one ends with an error."""
+        if self.world == 1:
+            return
+        if self.rank == 0:
+            self.store.set("end", "")
+        began = time.monotonic()
+        while not self.store.check(["end"]) and time.monotonic() - began < PATIENCE:
+            time.sleep(0.02)
+
+    def stopping(self) -> bool:
+        """Whether this process got a signal, or another one a signal or an error; called after each step."""
+        if self.world > 1 and time.monotonic() - self.looked > LOOK:
+            self.looked = time.monotonic()
+            if self.store.check(["stop"]):
+                self.stop.set()
+        if self.shares_batches:  # all stop at the same step, or those who go on would wait for the others
+            import torch
+            import torch.distributed as dist
+
+            asked = torch.tensor(int(self.stop.is_set()))
+            dist.all_reduce(asked)
+            return bool(asked)
+        return self.stop.is_set()
+
+    def in_turn(self, work: Callable):
+        """Do `work` on the first process of each machine, then on the others, which find what it left in the file system."""
+        first = local_rank() == 0
+        done = work() if first else None
+        self.exchange()
+        return done if first else work()
+
+    def take(self, numbers: range) -> Iterator[int]:
+        """The trials that are this process's: whoever is free takes the next; where batches are shared, all take each."""
+        if self.share[1] == self.world:
+            yield from numbers
+            return
+        key = f"taken/{self.turn}"
+        while (taken := self.store.add(key, 1) - 1) < len(numbers):
+            yield numbers[taken]
+
+    def ahead(self, trials: int) -> float:
+        """How many trials are done in the time of one, if all take equally long."""
+        return 1.0 if self.share[1] == self.world else trials / math.ceil(trials / self.world)
+
+    def share_batches(self, device):
+        """From now on each step's batch is one for all processes."""
+        import torch
+        import torch.distributed as dist
+
+        self.shares_batches = True
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if not dist.is_initialized():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", rank=self.rank,
+                                    world_size=self.world, store=dist.PrefixStore("tensors", self.store))
+
+
+def join() -> Team:
+    """The team that torchrun made; without torchrun this process alone."""
+    return _of_torchrun() if "TORCHELASTIC_RUN_ID" in os.environ else Team()
+
+
+@functools.cache  # so that a second run in the same processes goes on counting turns
+def _of_torchrun() -> Team:
+    from torch.distributed import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(rendezvous("env://"))
+    return Team(rank, size, PrefixStore(f"nevis_lite/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store))
+
+
+def add_up(tensors: list):
+    """In place: the sum over all processes, in one message."""
+    import torch
+    import torch.distributed as dist
+
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def join_rows(tensor):
+    """The rows of all processes, in the order of ranks, on the CPU."""
+    import torch
+    import torch.distributed as dist
+
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, tensor.cpu())
+    return torch.cat(parts)
