@@ -18,6 +18,7 @@ from nevis_lite.config import FitConfig, UserError
 from nevis_lite.data import EndlessStream, Split, seeds
 
 EVALUATION_BATCH = 512
+LEAST_SHARE = 2  # images: batch norm cannot work on one
 FINAL_LR = 1e-8  # where the cosine ends
 
 
@@ -229,7 +230,7 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
             break
         except RuntimeError as error:
             smallest = batches.batch // batches.share[1] // (2 * trial.parts)
-            if not _out_of_memory(error) or smallest < 2:  # batch norm cannot work on one image
+            if not _out_of_memory(error) or smallest < LEAST_SHARE:
                 raise
             if batches.share[1] > 1 and batches.split.device.type == "cuda":  # the others wait for its batch norms
                 raise UserError(f"batches of {batches.batch} images do not fit into the memory of {batches.share[1]} devices: "

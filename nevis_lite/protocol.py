@@ -114,11 +114,11 @@ def _follow(setup: Setup, out: Path, team: Team) -> dict:
 
 
 def _check_shares(setup: Setup, processes: int):
-    """Batch norm needs two images at least."""
+    """UserError if a process would get too little of the smallest batches."""
     smallest = min(setup.config.search.batch or [setup.batch(task, {}) for task in setup.tasks])
-    if smallest < 2 * processes:
+    if smallest < fit.LEAST_SHARE * processes:
         raise UserError(f"parallel=data: {processes} processes cannot share batches of {smallest} images; take at most "
-                        f"{smallest // 2}, or parallel=trials.")
+                        f"{smallest // fit.LEAST_SHARE}, or parallel=trials.")
 
 
 def _check_room(setup: Setup, out: Path):

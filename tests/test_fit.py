@@ -297,6 +297,111 @@ def test_a_trial_with_auxiliary_tasks_goes_on_from_a_snapshot(splits):
     assert_same_weights(again.heads.state_dict(), whole.heads.state_dict())
 
 
+# ---- memory and shares
+
+OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+                 RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+                              "tried to allocate 99999999999 bytes. Error code 12 (Cannot allocate memory)")]
+
+
+def with_memory_for(model: models.Classifier, most: int, error: RuntimeError) -> models.Classifier:
+    """A network that fails behind its backbone, when batch norm has looked at the images already."""
+    def check(head, inputs):
+        if len(inputs[0]) > most:
+            raise error
+
+    model.head.register_forward_pre_hook(check)
+    return model
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["CUDA", "CPU"])
+def test_out_of_memory_a_batch_is_computed_in_parts_with_the_same_loss(splits, capsys, error):
+    fit._say_once.cache_clear()
+    model, shadow, stream = with_memory_for(network(), 4, error), network().train(), batches(splits[0])
+    other = auxiliary(splits[1])
+    head = copy.deepcopy(other.head)
+    trial = fit.start(model, CONFIG, [other])
+    images, labels = stream(0)
+    loss = sum(F.cross_entropy(shadow(images[i:i + 4]), labels[i:i + 4], label_smoothing=0.1) for i in range(0, 16, 4)) / 4
+    statistics = {name: value.clone() for name, value in shadow.named_buffers()}
+    images, labels = other.batches(0)
+    parts = [(shadow.backbone(images[i:i + 2]), labels[i:i + 2]) for i in range(0, 8, 2)]
+    more = sum(F.cross_entropy(head(features), targets, label_smoothing=0.1) for features, targets in parts) / 4
+    (loss + 0.3 * more).backward()
+    fit.update(trial, stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3}, CONFIG)
+    assert trial.parts == trial.snapshot()["parts"] == 4 and float(trial.loss_sum) == pytest.approx(loss.item())
+    for weight, expected in zip(model.parameters(), shadow.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, expected.grad, rtol=1e-4, atol=1e-6)
+    assert_same_weights(dict(model.named_buffers()), statistics)
+    assert capsys.readouterr().err.count("\n") == 2  # for 2 and for 4 parts
+    fit.update(trial, stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3}, CONFIG)
+    fit.update(fit.start(model, CONFIG), stream, HYPERPARAMETERS, CONFIG)  # another trial of the same size
+    assert not capsys.readouterr().err
+
+
+def test_a_trial_in_parts_goes_on_in_parts(splits):
+    kept = []
+
+    def stop(trial):
+        kept.append(copy.deepcopy(trial.snapshot()))
+        raise Stop
+
+    whole = train(splits, with_memory_for(network(), 21, OUT_OF_MEMORY[0]))
+    parts = train(splits, with_memory_for(network(), 8, OUT_OF_MEMORY[0]))
+    with pytest.raises(Stop):
+        train(splits, with_memory_for(network(), 8, OUT_OF_MEMORY[0]), on_step=stop)
+    assert_same_weights(train(splits, snapshot=kept[0]).model.state_dict(), parts.model.state_dict())
+    assert not torch.equal(whole.model.head.weight, parts.model.head.weight)  # batch norm saw 8 at a time
+
+
+def test_what_is_no_lack_of_memory_or_too_much_of_it_is_an_error(splits):
+    with pytest.raises(RuntimeError, match="shapes"):
+        train(splits, with_memory_for(network(), 8, RuntimeError("shapes do not match")))
+    trial = fit.start(with_memory_for(network(), 1, OUT_OF_MEMORY[0]), CONFIG)
+    with pytest.raises(torch.OutOfMemoryError):
+        fit.update(trial, batches(splits[0]), HYPERPARAMETERS, CONFIG)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["CUDA", "CPU"])
+def test_out_of_memory_fewer_images_are_predicted_at_a_time(splits, error):
+    scores = fit.predict(network(), splits[1], SIZE, CONFIG)
+    torch.testing.assert_close(fit.predict(with_memory_for(network(), 5, error), splits[1], SIZE, CONFIG), scores)
+
+
+def test_the_shares_of_a_batch_add_up_to_its_update(splits, monkeypatch):
+    """Three processes, one after the other, without batch norm; the last one hears what the others would have said."""
+    def plain():
+        torch.manual_seed(0)
+        backbone = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return models.Classifier(backbone, nn.Linear(64, 2))
+
+    heads, said = [models.linear_head(64, 2, torch.Generator().manual_seed(5)) for _ in range(4)], []
+
+    def updated(head, share):
+        other = fit.Auxiliary(EndlessStream(splits[1], 10, DataConfig(), SIZE, (0, 0, 0, 1), share), head)
+        config = FitConfig(steps=9, warmup_epochs=0)  # whose first update moves the weights
+        trial = fit.start(plain(), config, [other])
+        stream = EndlessStream(splits[0], 10, DataConfig(), SIZE, (0, 0, 0), share)
+        fit.update(trial, stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3}, config)
+        return trial, len(stream(0)[0])
+
+    def add_up(tensors):
+        said.append([tensor.clone() for tensor in tensors])
+        for number, tensor in enumerate(tensors):
+            tensor.copy_(sum(message[number] for message in said))
+
+    one, _ = updated(heads[3], (0, 1))
+    assert not said
+    monkeypatch.setattr(fit.parallel, "add_up", add_up)
+    sizes = [updated(heads[number], (number, 3)) for number in range(3)]
+    assert [size for _, size in sizes] == [3, 3, 4]
+    last = sizes[-1][0]
+    torch.testing.assert_close(last.loss_sum, one.loss_sum)
+    for weight, expected in zip([*last.model.parameters(), *last.heads.parameters()],
+                                [*one.model.parameters(), *one.heads.parameters()], strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-7)
+
+
 # ---- evaluation
 
 

@@ -4,41 +4,106 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from nevis_lite import config, stream, train
+from nevis_lite.config import UserError
+from nevis_lite.setup import set_up
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun's processes end by signals")
 
 
-def torchrun(*arguments, processes=2):
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "nevis_lite.train"]
-    return subprocess.Popen([sys.executable, *command, *map(str, arguments)], env=ENVIRONMENT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+# The command, but process 1 meets its end at the n-th opening of a file with an ending: a signal, or a full disk.
+END_EARLY = """
+import os, sys
+from nevis_lite import train
+
+ending, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+def hook(event, arguments):
+    global count
+    if event == "open" and str(arguments[0]).endswith(ending) and os.environ["RANK"] == "1":
+        count -= 1
+        if count == 0 and number:
+            os.kill(os.getpid(), number)
+        elif count == 0:
+            raise OSError(28, "No space left on device", arguments[0])
+
+sys.addaudithook(hook)
+sys.exit(train.main(sys.argv[4:]))
+"""
 
 
-def finish(process):
-    """Its exit code, output and errors."""
-    output, errors = process.communicate(timeout=120)
-    return process.returncode, output, errors
+def torchrun(*arguments, script=("-m", "nevis_lite.train")):
+    """Its exit code, output and errors, with two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
+    done = subprocess.run([*command, *map(str, arguments)], env=ENVIRONMENT, text=True, timeout=120, capture_output=True)
+    return done.returncode, done.stdout, done.stderr
 
 
-def ranks(process):
-    """The process ids by rank: torchrun's children, in the order in which they were started."""
-    return [int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+@pytest.fixture
+def end_early(config_file, tmp_path):
+    """end_early(number, ending, count, **changes): a run in which process 1 gets a signal, or without one a full disk."""
+    def start(number, ending=".pt.part", count=4, **changes):  # in its first trial
+        (tmp_path / "early.py").write_text(END_EARLY)
+        command = ["--config", config_file(checkpoint_seconds=0, **changes), "--out", tmp_path / "run"]
+        return command, torchrun(ending, count, number, *command, script=[tmp_path / "early.py"])
+
+    return start
 
 
-def wait_for(path, process):
-    while not path.exists() and process.poll() is None:
-        time.sleep(0.01)
-
-
-def test_two_processes_end_as_one(config_file, finished, assert_same, tmp_path):
-    code, output, errors = finish(torchrun("--config", config_file(), "--out", tmp_path / "run"))
+def test_one_is_killed_and_both_go_on_to_the_results_of_one_process(end_early, finished, assert_same, tmp_path):
+    command, (code, _, errors) = end_early(signal.SIGKILL)
+    assert code and "SIGKILL" in errors and "Stopped; the run goes on where it was" in errors
+    code, output, errors = torchrun(*command, "--resume")
     assert code == 0, errors
     assert output.count("mean error, all tasks") == 1
     assert not (tmp_path / "run" / "working").exists()
     assert_same(tmp_path / "run", finished("ft-d"))
+
+
+def test_a_signal_to_one_stops_both_and_one_process_goes_on(end_early, finished, assert_same, tmp_path):
+    command, (code, _, errors) = end_early(signal.SIGTERM)
+    assert code and errors.count("Stopped; the run goes on where it was") == 1
+    assert "torchrun --nproc-per-node=2" in errors and errors.count("Traceback") == 1  # of torchrun itself
+    assert errors.count("exitcode  : 130") == 2
+    train.main([*map(str, command), "--resume"])
+    assert_same(tmp_path / "run", finished("ft-d"))
+
+
+def test_an_error_in_one_ends_both_with_one_sentence(end_early):
+    _, (code, _, errors) = end_early(0)
+    assert code and errors.count("No space left on device") == 1
+    assert errors.count("exitcode  : 2") == 2
+
+
+def test_a_search_that_looks_back_is_refused(settings, of_baseline, monkeypatch):
+    """Before any file is looked at."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    made = config.from_dict(settings(**of_baseline("bhpo")))
+    with pytest.raises(UserError, match="chooses each trial from those before.*parallel=data"):
+        set_up(made, stream.load(made.stream, made.data.dir, made.phase))
+
+
+def test_shared_batches_keep_the_ledger_and_resume_exactly(end_early, settings, finished, of_baseline, assert_same,
+                                                           read_run, tmp_path):
+    """Batch norm sees each process's half here, so that errors are not those of one process."""
+    command, (code, _, errors) = end_early(signal.SIGTERM, "000.pt", 1, **of_baseline("mt"), parallel="data",
+                                          stream={"tasks": settings()["stream"]["tasks"][:2]})
+    assert code and errors.count("exitcode  : 130") == 2, errors
+    for out, more in ((tmp_path / "run", ["--resume"]), (tmp_path / "other" / "run", [])):
+        code, _, errors = torchrun(*command[:2], "--out", out, *more)
+        assert code == 0, errors
+    assert_same(tmp_path / "run", tmp_path / "other" / "run")
+    shared, one = read_run(tmp_path / "run"), read_run(finished("mt"))
+    for row, other in zip(shared.trials, one.trials[:4], strict=True):
+        assert row["status"] == "done" and 0 <= row["error"] <= 1
+        assert (row["hyperparameters"], row["flops"]) == (other["hyperparameters"], other["flops"])
+        if row["task"] == 0:  # before the first step, from random weights
+            assert row["curve"][0] == other["curve"][0]
