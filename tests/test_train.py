@@ -190,8 +190,12 @@ def test_a_signal_in_a_trial_saves_its_latest_step(settings, finished, assert_sa
     assert (checkpoint["task"], checkpoint["rows"]["trials"]) == (1, 3)
     trial = torch.load(tmp_path / "run" / "working" / "1.pt", weights_only=True)
     assert (trial["task"], trial["snapshot"]["step"]) == (1, 1)
+    shutil.copytree(tmp_path / "run", tmp_path / "other" / "run")
     train.run(settings(), tmp_path / "run", resume=True)
     assert_same(tmp_path / "run", finished("ft-d"))
+    truncate(tmp_path / "other" / "run" / "working" / "1.pt")  # which costs the work of that trial alone
+    train.run(settings(), tmp_path / "other" / "run", resume=True)
+    assert_same(tmp_path / "other" / "run", finished("ft-d"))
 
 
 @pytest.fixture(scope="module")
