@@ -223,7 +223,8 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
         group["lr"] = learning_rate(trial.step, config.steps, warmup, hyperparameters["lr"], schedule)
     trial.model.train()
     statistics = _statistics(trial.model)
-    before = [value.clone() for value in statistics]
+    before = [torch.empty_like(value) for value in statistics]
+    _copy(before, statistics)
     while True:
         try:
             loss = _gradients(trial, batches, hyperparameters, config)
@@ -235,8 +236,7 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
             if batches.share[1] > 1 and batches.split.device.type == "cuda":  # the others wait for its batch norms
                 raise UserError(f"batches of {batches.batch} images do not fit into the memory of {batches.share[1]} devices: "
                                 "take more processes, a smaller fit.max_batch, or parallel=trials.") from None
-        for value, old in zip(statistics, before, strict=True):
-            value.copy_(old)
+        _copy(statistics, before)
         trial.parts *= 2
         _retry(f"batches of {batches.batch} images take more memory than there is; going on in {trial.parts} parts, "
                "of which batch norm sees one at a time")
@@ -285,6 +285,13 @@ def _norms(model: nn.Module) -> list[nn.Module]:
 def _statistics(model: nn.Module) -> list[Tensor]:
     """What batch norm has gathered, which a forward pass changes."""
     return [value for layer in _norms(model) for value in layer.buffers()]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]):
+    """In an operation for each type of number, however many tensors there are."""
+    for kind in {target.dtype for target in targets}:
+        pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == kind]
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
 
 
 @contextmanager
