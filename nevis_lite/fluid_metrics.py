@@ -23,7 +23,6 @@ from nevis_lite.metrics import columns, shown
 # Numbers of earlier examples of a sample's class, as (name, first, last).
 EARLIER = (("0", 0, 0), ("1", 1, 1), ("2-4", 2, 4), ("5-9", 5, 9), ("10-24", 10, 24), ("25-49", 25, 49), ("50+", 50, np.inf))
 BUCKETS = ("pretrain_head", "pretrain_tail", "novel_head", "novel_tail")
-DETECTION = ("auroc", "windowed_auroc", "f1")
 FREE = ("seed", "methods", "data.dir", "device", "threads", "checkpoint_seconds")  # settings that runs to average may differ in
 
 
@@ -204,7 +203,7 @@ def _certain(log: Log, score: str) -> np.ndarray:
 def _detection(scores: np.ndarray, new: np.ndarray, edges: np.ndarray, key: str, missing: dict) -> dict:
     if np.isnan(scores).any():
         missing[key] = "scores are not numbers: the training has diverged"
-        return dict.fromkeys(DETECTION)
+        return dict.fromkeys(UNSEEN)
     found = {"auroc": auroc(scores, new), "windowed_auroc": windowed_auroc(scores, new, edges), "f1": best_f1(scores, new)}
     if not new.any():
         missing[key] = "no sample is of a new class"
@@ -309,9 +308,11 @@ def _spread(values: list) -> dict:
 ACCURACY = {"overall": "overall", "mean_class": "class mean", "pretrain_head": "PH", "pretrain_tail": "PT", "novel_head": "NH",
             "novel_tail": "NT", "last_fifth": "last 1/5"}
 LEGEND = """PH, PT, NH, NT: means over the pretrained (P) and novel (N) classes in the head (H) and the tail (T).
-GMAC: multiply-adds, with the features of a frozen backbone kept / computed for every visit; backward = forward.
-Windows: AUROC within short parts of the sequence. The pooled AUROC and F1 mostly measure time: see the clock, which only knows
-that new classes come early. Open: accuracy where a sample may be called new, at a threshold from the validation sequence."""
+GMAC: multiply-adds, with the features of a frozen backbone kept / computed for every visit; backward = forward."""
+UNSEEN = {"auroc": "AUROC", "windowed_auroc": "windows", "f1": "F1"}
+UNSEEN_LEGEND = """Windows: AUROC within short parts of the sequence. The pooled AUROC and F1 mostly measure time: see the
+clock, which only knows that new classes come early. Open: accuracy where a sample may be called new, at a threshold from the
+validation sequence."""
 
 
 def table(run: dict) -> str:
@@ -336,7 +337,7 @@ def _tables(methods: dict[str, dict], cell, drawn) -> str:
         accuracies.append([method, *(cell(found[name]) for name in ACCURACY),
                            *(giga(found["macs"][name]) for name in ("cached", "uncached"))])
         for score, values in found["unseen"].items():
-            cells = [cell(values[measure]) for measure in DETECTION]
+            cells = [cell(values[measure]) for measure in UNSEEN]
             if score == "clock":  # the same for every method
                 clock = ["-", "clock", *cells, "-"]
             else:
@@ -344,8 +345,8 @@ def _tables(methods: dict[str, dict], cell, drawn) -> str:
                 rows.append([method, score, *cells, cell(opened) if opened is not None else "-"])
     if not methods:
         return "No method has finished."
-    unseen = [["method", "unseen classes by", "AUROC", "windows", "F1", "open"], *rows, clock]
-    return f"{drawn(accuracies)}\n\n{drawn(unseen)}\n\n{LEGEND}"
+    unseen = [["method", "unseen classes by", *UNSEEN.values(), "open"], *rows, clock]
+    return f"{drawn(accuracies)}\n\n{drawn(unseen)}\n\n{LEGEND}\n{UNSEEN_LEGEND}"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -285,14 +285,19 @@ def _fluid(runs: list[dict], several: bool) -> str:
     accuracies = [[method, *(_spread(values[name]) for name in fluid_metrics.ACCURACY),
                    *(round(values["macs"][name]["mean"] / 1e9, 3) for name in ("cached", "uncached"))]
                   for method, values in found["methods"].items()]
-    unseen = [[method, score, *(_spread(values[measure]) for measure in fluid_metrics.DETECTION)]
-              for method, each in found["methods"].items() for score, values in each["unseen"].items()]
+    unseen = {(method, score): [*(_spread(values[measure]) for measure in fluid_metrics.UNSEEN),
+                                _spread(each["open_accuracy"][score]) if score in each["open_accuracy"] else None]
+              for method, each in found["methods"].items() for score, values in each["unseen"].items()}
+    clock = [["-", "clock", *cells] for (_, score), cells in unseen.items() if score == "clock"][:1]  # the same for all
+    unseen = [[*key, *cells] for key, cells in unseen.items() if key[1] != "clock"] + clock
     with plots.style():
         pictures = fluid_plots.draw(runs)[0]
     return "\n".join([
         f"<p>Seeds {', '.join(map(str, found['seeds']))}; mean and standard deviation over them.</p>",
-        table(f"Accuracy{end}", ["method", *fluid_metrics.ACCURACY.values(), "GMAC cached", "not cached"], accuracies),
-        table(f"Unseen classes{end}", ["method", "by", *fluid_metrics.DETECTION], unseen, fluid_metrics.LEGEND),
+        table(f"Accuracy{end}", ["method", *fluid_metrics.ACCURACY.values(), "GMAC cached", "not cached"], accuracies,
+              fluid_metrics.LEGEND),
+        table(f"Unseen classes{end}", ["method", "by", *fluid_metrics.UNSEEN.values(), "open"], unseen,
+              fluid_metrics.UNSEEN_LEGEND),
         f"<p>{_download('All of this as JSON', 'fluid.json', json.dumps(found))}</p>",
         *(picture_html(picture, plots.slug(f"fluid{end}")) for picture in pictures),
         *(f"<details>\n<summary>Settings of {escape(run['name'])}</summary>\n<pre>{escape(run['config'])}</pre>\n</details>"
