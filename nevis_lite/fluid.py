@@ -7,7 +7,6 @@ It predicts each image among the classes known so far or calls it new, is told t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -106,40 +105,44 @@ def run(settings: FluidConfig, out: str | Path, resume: bool = False) -> dict:
     """Pretrain once, then send each method down the validation and the test sequence; the content of results.json.
 
     With `resume`, what is finished stays, and a method goes on at its last checkpoint; methods may be added. UserError for what
-    makes no sense, MissingData.
+    makes no sense, or when another process runs in the folder; MissingData.
     """
     if not settings.tasks:
         raise UserError("tasks: a pool of images needs at least one data set.")
     tasks = stream.load(settings.tasks, settings.data.dir).tasks  # says what is missing before torch is loaded
     import torch
 
-    from nevis_lite import fit, fluid_pool, setup
+    from nevis_lite import fit, fluid_pool, models, setup
     from nevis_lite.fluid_methods import METHODS
-    from nevis_lite.run_folder import write_json
+    from nevis_lite.run_folder import write_atomic, write_json
 
     if wrong := [name for name in settings.methods if name not in METHODS]:
         raise UserError(f"methods: unknown method {wrong[0]}{config.nearest(wrong[0], METHODS)}.")
     forward_macs = setup.network(settings.model.name, "model.name", settings.model.image_size).forward_flops // 2
+    if settings.model.weights and not resume:
+        models.pretrained(settings.model.name, settings.model.weights)  # refuses wrong ones before there is a folder
     device = fit.pick_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     base, stages = fluid_pool.draw(fluid_pool.pool_of(tasks, settings.data, device), settings)
     out, test = Path(out), stages["test"].sequence
-    done = _open(out, settings, setup.machine(device), resume)
-    if (out / "sequence.npz").is_file() and Sequence.load(out / "sequence.npz").hash != test.hash:
-        raise UserError(f"{out}: the images changed since the run began; start anew with another --out.")
-    test.save(out / "sequence.npz")
-    if "validation" in stages:
-        stages["validation"].sequence.save(out / "validation.npz")
-    results = {"kind": "fluid", "name": out.name, "seed": settings.seed,
-               "sequence": {"hash": test.hash, "samples": len(test.index), "classes": len(test.classes), "known": test.known,
-                            "head": int(test.head.sum())},
-               "pretraining": {"classes": base.meta["num_classes"], "images": len(base)}, "methods": {}}
-    for name in settings.methods or METHODS:
-        results["methods"][name] = done.get(name) or _evaluate(name, stages, base, settings, out, forward_macs)
-        write_json(out / "results.json", results)
-        for checkpoint in (out / "methods" / name).glob("*.pt"):
-            checkpoint.unlink()
+    lock, done = _open(out, settings, setup.machine(device), resume)
+    with lock:
+        if (out / "sequence.npz").is_file() and Sequence.load(out / "sequence.npz").hash != test.hash:
+            raise UserError(f"{out}: the images changed since the run began; start anew with another --out.")
+        for which, file in (("test", "sequence.npz"), ("validation", "validation.npz")):
+            if which in stages:
+                write_atomic(out / file, stages[which].sequence.save)
+        results = {"kind": "fluid", "name": out.name, "seed": settings.seed,
+                   "sequence": {"hash": test.hash, "samples": len(test.index), "classes": len(test.classes),
+                                "known": test.known, "head": int(test.head.sum())},
+                   "pretraining": {"classes": base.meta["num_classes"], "images": len(base)}, "methods": done}
+        for name in settings.methods or METHODS:
+            if name not in done:
+                done[name] = _evaluate(name, stages, base, settings, out, forward_macs)
+                write_json(out / "results.json", results)
+            for checkpoint in (out / "methods" / name).glob("*.pt"):
+                checkpoint.unlink()
     return results
 
 
@@ -149,6 +152,7 @@ def _evaluate(name: str, stages: dict, base, settings: FluidConfig, out: Path, f
 
     from nevis_lite import fluid_pretrain
     from nevis_lite.fluid_methods import METHODS
+    from nevis_lite.run_folder import write_atomic
 
     method, folder, logs, seconds, thresholds = METHODS[name], out / "methods" / name, {}, {}, {}
     kind = method.pretraining
@@ -161,7 +165,7 @@ def _evaluate(name: str, stages: dict, base, settings: FluidConfig, out: Path, f
             stage.features[kind] = fluid_pretrain.features(stage.starts[kind].backbone, stage.images, settings)
         learner = method(stage.starts[kind], len(stage.sequence.classes), len(stage.sequence.index), settings)
         logs[which], seconds[which] = live(learner, stage, settings, folder / f"{which}.pt", f"{name}, {which}")
-        logs[which].save(folder / ("log.npz" if which == "test" else f"{which}.npz"))
+        write_atomic(folder / ("log.npz" if which == "test" else f"{which}.npz"), logs[which].save)
     if "validation" in stages:
         thresholds = {score: fluid_metrics.fit_threshold(logs["validation"], stages["validation"].sequence, score)
                       for score in logs["validation"].novelty}
@@ -192,7 +196,7 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
 
     from nevis_lite import fluid_pretrain
     from nevis_lite.fluid_learners import Memory
-    from nevis_lite.run_folder import write_atomic
+    from nevis_lite.run_folder import load_state, write_atomic
 
     sequence, began = stage.sequence, time.monotonic()
     label, length, when = sequence.label, len(sequence.label), strategy(settings.update, len(sequence.label))
@@ -203,7 +207,7 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
            **{f"macs_{name}": np.zeros(length) for name in MACS}}
     done, last, updates, spent, saved = 0, 0, [], 0.0, began
     if checkpoint and checkpoint.is_file():
-        state = torch.load(checkpoint, map_location=learner.device, weights_only=True)
+        state = load_state(checkpoint, learner.device)
         log = {name: values.cpu().numpy() for name, values in state["log"].items()}
         done, last, updates, spent = (state[name] for name in ("done", "last", "updates", "seconds"))
         learner.load_state_dict(state["learner"])
@@ -244,14 +248,14 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
     return found, spent + time.monotonic() - began
 
 
-def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> dict:
-    """Make the folder, or check that it holds a run of these settings; the results of its finished methods by name."""
-    from nevis_lite.run_folder import differences, write_atomic, write_json
+def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> tuple:
+    """Make the folder, or check that it holds a run of these settings; its lock, and the finished methods' results by name."""
+    from nevis_lite.run_folder import EARLY_FILES, differences, only_one, write_atomic, write_json
 
     started, plain = out / "config.yaml", config.to_dict(settings)
     if started.is_file() and not resume:
         raise UserError(f"{out} already holds a run: go on with --resume, or choose another folder with --out.")
-    if not started.is_file() and out.is_dir() and any(out.iterdir()):
+    if not started.is_file() and out.is_dir() and any(file.name not in EARLY_FILES for file in out.iterdir()):
         raise UserError(f"{out} is not empty and holds no run: choose another folder with --out.")
     if started.is_file():
         before, free = config.read_yaml(started.read_text(encoding="utf-8"), str(started)), ("methods", "checkpoint_seconds")
@@ -260,11 +264,12 @@ def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> dict
         if changed:
             raise UserError(f"{out}: the settings changed since the run began ({'; '.join(changed[:3])}); change them back, or "
                             "start anew with another --out.")
+    done = fluid_metrics.load(out)["methods"] if (out / "results.json").is_file() else {}
     out.mkdir(parents=True, exist_ok=True)
+    lock = only_one(out)
     write_json(out / "environment.json", machine)
     write_atomic(started, lambda file: file.write(config.write_yaml(plain).encode()))
-    results = out / "results.json"
-    return json.loads(results.read_text(encoding="utf-8"))["methods"] if results.is_file() else {}
+    return lock, done
 
 
 def main(argv: list[str] | None = None) -> int:

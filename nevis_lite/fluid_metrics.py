@@ -248,8 +248,11 @@ def load(folder: str | Path) -> dict:
     try:
         run = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         settings = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), str(folder / "config.yaml"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"{folder}: holds no finished part of a FLUID run ({error}).") from None
+    except ValueError as error:
+        raise UserError(f"{folder / 'results.json'}: is damaged ({error}); delete it, and the run with --resume makes it "
+                        "anew.") from None
     if not isinstance(run, dict) or run.get("kind") != "fluid":
         raise UserError(f"{folder}: holds another kind of run; FLUID's are made by python -m nevis_lite.fluid.")
     sequence = Sequence.load(folder / "sequence.npz")

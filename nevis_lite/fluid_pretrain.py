@@ -16,7 +16,7 @@ from nevis_lite.config import FitConfig, UserError
 from nevis_lite.data import EndlessStream, draw, generator, seeds
 from nevis_lite.fluid_learners import Start
 from nevis_lite.fluid_pool import Pool, Stage
-from nevis_lite.run_folder import write_atomic
+from nevis_lite.run_folder import load_state, write_atomic
 
 
 def initial(settings, classes: int) -> models.Classifier:
@@ -86,7 +86,7 @@ def network(kind: str, folder: Path, images: Pool, settings) -> models.Classifie
     file = folder / ("pretrained.pt" if kind == "supervised" else f"pretrained-{kind}.pt")
     if file.is_file():
         model = models.build(settings.model.name, classes)
-        model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        model.load_state_dict(load_state(file))
         return model.to(images.device, memory_format=torch.channels_last)
     if kind == "meta_baseline":
         model = network("supervised", folder, images, settings)

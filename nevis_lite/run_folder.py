@@ -40,6 +40,28 @@ def write_json(path: Path, content):
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
+def only_one(folder: Path):
+    """An open file whose lock the system releases when this process ends, however it ends. UserError if it's taken."""
+    file = open(folder / "lock", "w")  # noqa: SIM115
+    if fcntl:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise UserError(f"{folder}: another process is running in this folder; wait for it, or stop it.") from None
+    return file
+
+
+def load_state(path: Path, device="cpu") -> dict:
+    """What torch.save wrote into a file of a run; UserError if it's damaged."""
+    import torch
+
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch has many ways to say "broken file"
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}); delete it, and its work is done again.") from None
+
+
 class RunFolder:
     """`state` is the checkpoint's content: where the run is, and what the current task has so far."""
 
@@ -52,7 +74,7 @@ class RunFolder:
         if not started.is_file() and self.path.is_dir() and any(file.name not in EARLY_FILES for file in self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run: choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = self._only_one()
+        self._lock = only_one(self.path)
         try:
             self.state = self._go_on(started, config, environment) if started.is_file() else dict(NOTHING_DONE)
             if not started.is_file():
@@ -74,17 +96,6 @@ class RunFolder:
             print(f"The run began on {before['device']} and goes on on {environment['device']}: "
                   "its numbers will agree with an uninterrupted run to rounding only.")
         return self._load_checkpoint()
-
-    def _only_one(self):
-        """An open file whose lock the system releases when this process ends, however it ends. UserError if it's taken."""
-        file = open(self.path / "lock", "w")  # noqa: SIM115
-        if fcntl:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
-                raise UserError(f"{self.path}: another process is running in this folder; wait for it, or stop it.") from None
-        return file
 
     def _compare(self, what: str, before: dict, now: dict):
         changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in differences(before, now)]

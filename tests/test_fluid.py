@@ -1,6 +1,7 @@
 """FLUID runs: what a learner may know when it predicts, what is counted, and what is left when a run is killed."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -236,6 +237,54 @@ def test_a_resumed_run_keeps_what_is_finished_and_takes_more_methods(settings, t
     monkeypatch.setattr(METHODS["ncm"], "observe", None)  # a second look at the images would fail
     both = fluid.run(settings(methods=["ncm", "et"], checkpoint_seconds=5), tmp_path / "run", resume=True)
     assert both["methods"]["ncm"] == first["methods"]["ncm"] and list(both["methods"]) == ["ncm", "et"]
+
+
+def test_methods_that_a_resumed_run_is_not_asked_for_keep_their_results(settings, tmp_path):
+    first = fluid.run(settings(methods=["ncm"]), tmp_path / "run")
+    fluid.run(settings(methods=["et"]), tmp_path / "run", resume=True)
+    methods = fluid_metrics.load(tmp_path / "run")["methods"]
+    assert list(methods) == ["ncm", "et"] and methods["ncm"] == first["methods"]["ncm"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
+def test_two_runs_in_one_folder_at_once_are_refused(settings, tmp_path, monkeypatch):
+    observe, refused = METHODS["ncm"].observe, []
+
+    def meanwhile(learner, h, slot):
+        if not refused:
+            with pytest.raises(UserError, match="another process") as caught:
+                fluid.run(settings(methods=["ncm"]), tmp_path / "run", resume=True)
+            refused.append(caught)
+        observe(learner, h, slot)
+
+    monkeypatch.setattr(METHODS["ncm"], "observe", meanwhile)
+    fluid.run(settings(methods=["ncm"]), tmp_path / "run")
+    assert refused and fluid_metrics.load(tmp_path / "run")["methods"]
+
+
+@pytest.mark.parametrize("name", ["results.json", "pretrained.pt", "methods/et/test.pt"])
+def test_a_damaged_file_of_a_run_is_named(name, settings, tmp_path):
+    fluid.run(settings(methods=["ncm"]), tmp_path / "run")
+    damaged = tmp_path / "run" / name
+    damaged.parent.mkdir(exist_ok=True)
+    damaged.write_bytes(b"{")
+    with pytest.raises(UserError, match=f"{name}: .*; delete it") as error:
+        fluid.run(settings(methods=["ncm", "et"]), tmp_path / "run", resume=True)
+    damaged.unlink()
+    assert list(fluid.run(settings(methods=["ncm", "et"]), tmp_path / "run", resume=True)["methods"]) == ["ncm", "et"]
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_killed_before_its_config_was_written_starts_again(settings, tmp_path):
+    (tmp_path / "environment.json").write_text("{}")
+    (tmp_path / "config.yaml.part").write_text("tas")
+    assert fluid.run(settings(methods=["ncm"]), tmp_path)["methods"]
+
+
+def test_wrong_weights_leave_no_folder_behind(settings, tmp_path):
+    with pytest.raises(UserError, match="model.weights=nowhere.pt: no such file"):
+        fluid.run(settings(methods=["ncm"], model={"weights": "nowhere.pt"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_can_be_read_while_it_goes_on(settings, tmp_path, monkeypatch):
