@@ -227,7 +227,7 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
         with torch.no_grad():
             logits = learner.logits(h[None])
             scores = learner.novelty(h[None], logits)
-            log["pred"][t] = logits.argmax() if known else -1
+            log["pred"][t] = logits.argmax() if known and not logits.isnan().any() else -1  # NaN: its training diverged
             for name in SCORES:
                 log[name][t] = scores[name]
             learner.meter.predict(1)

@@ -66,7 +66,7 @@ class Meter:
 class Log:
     """What a learner did on a sequence of T samples."""
 
-    pred: np.ndarray  # (T,) int64, the known slot with the highest score; -1 while none is known
+    pred: np.ndarray  # (T,) int64, the known slot with the highest score; -1: none is known, or scores are no numbers
     novelty: dict[str, np.ndarray]  # by score (T,) float32, higher where an unseen class is more likely
     macs_cached: np.ndarray  # (T,) float64, see `Meter`, after each sample
     macs_uncached: np.ndarray
@@ -196,8 +196,9 @@ def fit_threshold(log: Log, sequence: Sequence, score: str) -> float | None:
 
 
 def _certain(log: Log, score: str) -> np.ndarray:
-    """(T,) float64 of a novelty score; while no class is known, every sample is certainly of a new one."""
-    return np.where(log.pred < 0, np.inf, log.novelty[score].astype(np.float64))
+    """(T,) float64 of a novelty score; a first sample without any known class is certainly of a new one."""
+    nothing_known = (log.pred < 0) & (np.arange(len(log.pred)) == 0)  # later on, -1 tells of a training that diverged
+    return np.where(nothing_known, np.inf, log.novelty[score].astype(np.float64))
 
 
 def _detection(scores: np.ndarray, new: np.ndarray, edges: np.ndarray, key: str, missing: dict) -> dict:

@@ -42,9 +42,10 @@ class ScenarioConfig:
 def run(settings: ScenarioConfig, out: str | Path, resume: bool = False) -> dict:
     """The lifetime and its experts, a log each in the folder `out`; returns their metrics (`lifelong.evaluate`).
 
-    With `resume`, logs that are whole stay, and one that was interrupted is begun anew. UserError for what makes no sense.
+    With `resume`, logs that are whole stay, and one that was interrupted is begun anew. UserError for what makes no sense, or
+    when another process runs in the folder.
     """
-    from nevis_lite.run_folder import write_atomic, write_json
+    from nevis_lite.run_folder import only_one, write_atomic, write_json
 
     out, life = Path(out), set_up(settings)
     plain, known = config.write_yaml(config.to_dict(settings)), out / "config.yaml"
@@ -53,15 +54,16 @@ def run(settings: ScenarioConfig, out: str | Path, resume: bool = False) -> dict
     if known.is_file() and known.read_text(encoding="utf-8") != plain:
         raise UserError(f"{out}: the settings changed since the lifetime began; change them back, or choose another --out.")
     (out / "experts").mkdir(parents=True, exist_ok=True)
-    write_atomic(known, lambda file: file.write(plain.encode()))
-    blocks = settings.blocks or list(range(len(life.names)))
-    log = _log(out / "log.csv", life, blocks, 0)
-    experts = {}
-    for task in sorted(set(blocks)) if settings.experts else []:
-        expert = _log(out / "experts" / f"{task}.csv", life, [task], 1 + task)
-        experts[life.names[task]] = [row["value"] for row in expert if row["block_type"] == "train"]
-    results = lifelong.evaluate(log, experts)
-    write_json(out / "results.json", results)
+    with only_one(out):
+        write_atomic(known, lambda file: file.write(plain.encode()))
+        blocks = settings.blocks or list(range(len(life.names)))
+        log = _log(out / "log.csv", life, blocks, 0)
+        experts = {}
+        for task in sorted(set(blocks)) if settings.experts else []:
+            expert = _log(out / "experts" / f"{task}.csv", life, [task], 1 + task)
+            experts[life.names[task]] = [row["value"] for row in expert if row["block_type"] == "train"]
+        results = lifelong.evaluate(log, experts)
+        write_json(out / "results.json", results)
     return results
 
 

@@ -314,6 +314,16 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(whole, setting
     assert fluid.run(settings(methods=["ncm"], seed=1), tmp_path / "b")["sequence"]["hash"] != whole[1]["sequence"]["hash"]
 
 
+def test_a_learner_whose_training_diverged_hits_nothing_from_there_on(settings, stage_of):
+    options = settings(learn={"lr_head": 1e38})
+    stage = stage_of(options)
+    log = play(stage, "ft", options)
+    first = log.updates[0]["t"]
+    assert (log.pred[:first] >= 0).all() and (log.pred[log.updates[1]["t"]:] == -1).all()
+    found = fluid_metrics.evaluate(log, stage.sequence)
+    assert found["last_fifth"] == 0 and "diverged" in found["missing"]["unseen.msp"]
+
+
 # ---- odd sequences --------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import yaml
 
 from nevis_lite import config, lifelong, scenario
 from nevis_lite.config import UserError
+from nevis_lite.run_folder import only_one
 from nevis_lite.scenario import ScenarioConfig
 
 TASKS = [{"task": "demo_mnist", "year": 2004, "split": 5}]
@@ -97,6 +98,13 @@ def test_wrong_settings_are_told_before_training(settings, tmp_path, changes, wo
     with pytest.raises(UserError, match=words):
         scenario.run(settings(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_two_lifetimes_in_one_folder_at_once_are_refused(settings, tmp_path):
+    (tmp_path / "life").mkdir()
+    with only_one(tmp_path / "life"), pytest.raises(UserError, match="another process is running in this folder"):
+        scenario.run(settings(), tmp_path / "life")
+    assert not (tmp_path / "life" / "log.csv").exists()
 
 
 def test_a_diverging_lifetime_is_one_sentence(settings, data_dir, tmp_path, capsys):
