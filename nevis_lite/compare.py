@@ -189,6 +189,11 @@ def spread_of(values: list[float | None]) -> dict:
     return {"n": len(values), "mean": mean, "sd": sd}
 
 
+def spread_of_defined(values: list[float | None]) -> dict:
+    """`spread_of` of those that are not None."""
+    return spread_of([value for value in values if value is not None])
+
+
 def interval_of(spread: dict) -> list[float] | None:
     """95 % interval of the mean of a `spread_of`: mean +- t sd / sqrt(n), Student's t of n - 1 degrees of freedom; or None."""
     if spread["sd"] is None:

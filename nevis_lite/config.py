@@ -6,12 +6,14 @@ only what differs. Needs no torch, so that a wrong key is reported at once.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import importlib
 import math
 import os
 import re
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -195,14 +197,17 @@ def find_config(name: str) -> Path:
     raise UserError(f"--config {name}: no such file here or in {CONFIGS}{nearest(name, known)}.")
 
 
-def load(name: str, overrides: typing.Sequence[str] = ()) -> Config:
-    """The config of the file `name` (see `find_config`) with `section.key=value` overrides; UserError on any mistake."""
-    path = find_config(name)
+def load(name: str, overrides: typing.Sequence[str] = (), kind: type = Config):
+    """The config of the file `name` (see `find_config`) with `section.key=value` overrides; UserError on any mistake.
+
+    `kind` is the dataclass that it fills.
+    """
+    path, config = find_config(name), kind()
     try:
         content = read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error}).") from None
-    config = from_dict({} if content is None else content, str(path))
+    fill(config, {} if content is None else content, str(path))
     override(config, overrides)
     return config
 
@@ -233,6 +238,39 @@ def to_dict(config: Config) -> dict:
         if isinstance(section, dict):
             section.update({key: list(value) for key, value in section.items() if isinstance(value, tuple)})
     return plain
+
+
+def parser_of(module: str, description: str, settings, out: str, resume: str, example: str) -> argparse.ArgumentParser:
+    """The command line of a module that runs a config file; `settings` hold the defaults that its help tells."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m nevis_lite.{module}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=description, epilog=f"keys, with their defaults:\n{describe(settings)}\n\nexample: python -m "
+                                        f"nevis_lite.{module} --config {example}")
+    parser.add_argument("--config", required=True, metavar="FILE", help="a YAML file, looked up here and in configs/")
+    parser.add_argument("--out", metavar="DIR", help=f"{out} (default: runs/<config>-seed<seed>)")
+    parser.add_argument("--resume", action="store_true", help=resume)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replaces a key of the file")
+    return parser
+
+
+def out_of(arguments: argparse.Namespace, seed: int) -> Path:
+    """The run folder that a command line of `parser_of` means."""
+    return Path(arguments.out or f"runs/{find_config(arguments.config).stem}-seed{seed}")
+
+
+def exit_code(work: typing.Callable[[], int | None], stopped: str) -> int:
+    """That of a command: what `work` returns, or 0; a mistake is told in one sentence, and Ctrl-C with `stopped`."""
+    try:
+        return work() or 0
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.code
+    except OSError as error:  # a full disk, a folder that cannot be written
+        print(f"{error.filename or 'Writing'}: {error.strerror or error}.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{stopped}", file=sys.stderr)
+        return 130
 
 
 def nearest(name: str, known: typing.Iterable[str], prefix: str = "") -> str:

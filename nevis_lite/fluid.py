@@ -6,7 +6,6 @@ It predicts each image among the classes known so far or calls it new, is told t
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from dataclasses import dataclass, field
@@ -250,14 +249,10 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
 
 def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> tuple:
     """Make the folder, or check that it holds a run of these settings; its lock, and the finished methods' results by name."""
-    from nevis_lite.run_folder import EARLY_FILES, differences, only_one, write_atomic, write_json
+    from nevis_lite.run_folder import differences, holds_run, only_one, write_atomic, write_json
 
     started, plain = out / "config.yaml", config.to_dict(settings)
-    if started.is_file() and not resume:
-        raise UserError(f"{out} already holds a run: go on with --resume, or choose another folder with --out.")
-    if not started.is_file() and out.is_dir() and any(file.name not in EARLY_FILES for file in out.iterdir()):
-        raise UserError(f"{out} is not empty and holds no run: choose another folder with --out.")
-    if started.is_file():
+    if holds_run(out, resume):
         before, free = config.read_yaml(started.read_text(encoding="utf-8"), str(started)), ("methods", "checkpoint_seconds")
         changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in differences(before, plain)
                    if key.split(".")[0] not in free and key != "data.dir"]
@@ -274,33 +269,18 @@ def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> tupl
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code: 0 done, 2 wrong use, 3 data missing, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nevis_lite.fluid", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Send learners down a stream of single images in an open world, and report accuracy and compute.",
-        epilog=f"keys, with their defaults:\n{config.describe(FluidConfig())}\n\nexample: python -m nevis_lite.fluid --config "
-               "fluid_demo.yaml methods=[ncm,et] seed=1")
-    parser.add_argument("--config", required=True, metavar="FILE", help="a YAML file, looked up here and in configs/")
-    parser.add_argument("--out", metavar="DIR", help="run folder (default: runs/<config>-seed<seed>)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder; methods may be added")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replaces a key of the file")
-    arguments = parser.parse_intermixed_args(argv)
-    try:
-        path, settings = config.find_config(arguments.config), FluidConfig()
-        config.fill(settings, config.read_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))
-        config.override(settings, arguments.overrides)
-        out = Path(arguments.out or f"runs/{path.stem}-seed{settings.seed}")
+    arguments = config.parser_of(
+        "fluid", "Send learners down a stream of single images in an open world, and report accuracy and compute.",
+        FluidConfig(), "run folder", "go on with the run in the folder; methods may be added",
+        "fluid_demo.yaml methods=[ncm,et] seed=1").parse_intermixed_args(argv)
+
+    def work():
+        settings = config.load(arguments.config, arguments.overrides, FluidConfig)
+        out = config.out_of(arguments, settings.seed)
         results = run(settings, out, arguments.resume)
         print(f"{fluid_metrics.table(results)}\n\nIn {out}: results.json, sequence.npz, methods/")
-        return 0
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except OSError as error:
-        print(f"{error.filename or 'Writing'}: {error.strerror or error}.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nStopped; --resume goes on at the last checkpoint.", file=sys.stderr)
-        return 130
+
+    return config.exit_code(work, "Stopped; --resume goes on at the last checkpoint.")
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ class DarkExperienceReplay(Learner):
     replays = True
 
     def loss(self, batch: Batch) -> Tensor:
-        loss = super().loss(batch)
+        loss = Learner.loss(self, batch)
         if self.buffer.seen:
             logits, _, stored = self.replay(batch)
             loss = loss + self.settings.learn.der * logit_distance(logits, stored)
@@ -203,10 +203,8 @@ class DarkExperienceReplayLabels(Learner):
     replays = True
 
     def loss(self, batch: Batch) -> Tensor:
-        loss = super().loss(batch)
+        loss = DarkExperienceReplay.loss(self, batch)
         if self.buffer.seen:
-            logits, _, stored = self.replay(batch)
-            loss = loss + self.settings.learn.der * logit_distance(logits, stored)
             logits, labels, _ = self.replay(batch)
             loss = loss + self.settings.learn.derpp * F.cross_entropy(logits, labels)
         return loss

@@ -11,14 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from nevis_lite import plots
-from nevis_lite.compare import spread_of
+from nevis_lite.compare import spread_of, spread_of_defined
 from nevis_lite.fluid_metrics import BUCKETS, EARLIER, check_seeds, name_of
-from nevis_lite.plots import INK, NARROW, PALE, WIDE, Picture
+from nevis_lite.plots import INK, MEANS, NARROW, PALE, WIDE, Picture
 
 LOOKS = list(plots.BASELINES.values())
 FROZEN = ("ncm", "ft", "et", "imprint", "ptn", "meta_baseline")  # drawn solid; what trains all layers is dashed or hatched
 PARTS = 18  # of the sequence, whose accuracies are drawn over time
-SEEDS = "mean and standard deviation over the seeds"
 
 
 def pictures(runs: list[dict]) -> list[Picture]:
@@ -59,7 +58,7 @@ def over_time(runs: list[dict]) -> Picture:
     axes.margins(x=0)
     plots.label_ends(axes, ends)
     return Picture("over_time", "Accuracy over time", (
-        f"Within {len(places[0])} parts of the sequence, each at its end. Lines and bands: {SEEDS}. Dashed: methods that train "
+        f"Within {len(places[0])} parts of the sequence, each at its end. Lines and bands: {MEANS}. Dashed: methods that train "
         "all layers."), figure, rows)
 
 
@@ -86,7 +85,7 @@ def against_compute(runs: list[dict]) -> Picture:
     return Picture("against_compute", "Accuracy against compute", (
         "Higher and further to the left is better. Filled: the features of a frozen backbone are kept; hollow: they are "
         "computed for every visit. A backward pass costs as much as a forward pass, as in the paper. Bars: "
-        f"{SEEDS}."), figure, rows)
+        f"{MEANS}."), figure, rows)
 
 
 def earlier_examples(runs: list[dict]) -> Picture:
@@ -96,7 +95,7 @@ def earlier_examples(runs: list[dict]) -> Picture:
     rows, names = [], [name for name, _, _ in EARLIER]
     for axes, kind, title in zip(parts, ("novel", "pretrain"), ("novel classes", "pretrained classes"), strict=True):
         for (method, found), look in zip(methods.items(), looks(methods), strict=True):
-            spreads = [_spread_of_defined([one["earlier"][kind][name]["accuracy"] for one in found]) for name in names]
+            spreads = [spread_of_defined([one["earlier"][kind][name]["accuracy"] for one in found]) for name in names]
             samples = [int(np.mean([one["earlier"][kind][name]["samples"] for one in found])) for name in names]
             rows += [{"method": method, "classes": kind, "earlier": name, "samples": size, **spread}
                      for name, size, spread in zip(names, samples, spreads, strict=True)]
@@ -107,7 +106,7 @@ def earlier_examples(runs: list[dict]) -> Picture:
     figure.supxlabel("earlier samples of the class in the sequence", fontsize=8)
     plots.legend(figure)
     return Picture("earlier_examples", "Accuracy by number of earlier examples", (
-        f"Lines and bands: {SEEDS}. The first sample of a novel class cannot be right; pretrained classes have been seen in "
+        f"Lines and bands: {MEANS}. The first sample of a novel class cannot be right; pretrained classes have been seen in "
         "pretraining, too. Dashed: methods that train all layers."), figure, rows)
 
 
@@ -117,7 +116,7 @@ def buckets(runs: list[dict]) -> Picture:
     figure = plots.canvas(WIDE, 2.8)
     axes, rows = figure.subplots(), []
     for number, ((method, found), look) in enumerate(zip(methods.items(), looks(methods), strict=True)):
-        spreads = [_spread_of_defined([one[bucket] for one in found]) for bucket in BUCKETS]
+        spreads = [spread_of_defined([one[bucket] for one in found]) for bucket in BUCKETS]
         rows += [{"method": method, "classes": bucket, **spread} for bucket, spread in zip(BUCKETS, spreads, strict=True)]
         places = np.arange(len(BUCKETS)) + 0.8 * ((number + 0.5) / len(methods) - 0.5)
         means = np.array([spread["mean"] for spread in spreads], float)  # None becomes NaN, which isn't drawn
@@ -130,7 +129,7 @@ def buckets(runs: list[dict]) -> Picture:
     axes.xaxis.grid(False)
     plots.legend(figure)
     return Picture("buckets", "Accuracy of four kinds of classes", (
-        f"Head: classes with more than {runs[0]['threshold']:g} samples in the sequence. Bars: {SEEDS}. Hatched: methods that "
+        f"Head: classes with more than {runs[0]['threshold']:g} samples in the sequence. Bars: {MEANS}. Hatched: methods that "
         "train all layers."), figure, rows)
 
 
@@ -143,12 +142,12 @@ def unseen_classes(runs: list[dict]) -> Picture:
     for axes, measure, title in zip(parts, ("auroc", "windowed_auroc"), ("whole sequence", "within windows"), strict=True):
         series = []
         for score, (colour, marker) in zip(scores, LOOKS[1:], strict=False):
-            spreads = [_spread_of_defined([one["unseen"][score][measure] for one in found]) for found in methods.values()]
+            spreads = [spread_of_defined([one["unseen"][score][measure] for one in found]) for found in methods.values()]
             series.append((score, {"color": colour, "marker": marker}, spreads))
             rows += [{"method": method, "score": score, "measure": measure, **spread}
                      for method, spread in zip(methods, spreads, strict=True)]
         plots.dodged(axes, list(methods), series, across=True)
-        clock = _spread_of_defined([next(iter(run["methods"].values()))["unseen"]["clock"][measure] for run in runs])
+        clock = spread_of_defined([next(iter(run["methods"].values()))["unseen"]["clock"][measure] for run in runs])
         rows.append({"method": None, "score": "clock", "measure": measure, **clock})
         if clock["mean"] is not None:
             axes.axvline(clock["mean"], color=INK, linestyle=":", label="clock")
@@ -157,7 +156,7 @@ def unseen_classes(runs: list[dict]) -> Picture:
         axes.set_xlabel("AUROC")
     plots.legend(figure)
     return Picture("unseen_classes", "Detection of unseen classes", (
-        f"By novelty score: {SEEDS}. Dotted: the clock, which says that early samples are new and looks at no image; over the "
+        f"By novelty score: {MEANS}. Dotted: the clock, which says that early samples are new and looks at no image; over the "
         "whole sequence the AUROC mostly measures time. Solid: chance."), figure, rows)
 
 
@@ -212,10 +211,6 @@ def _line(axes, places, spreads: list[dict], look: dict, label: str):
     x, mean, sd = map(np.array, zip(*points, strict=True)) if points else (np.zeros(0),) * 3
     axes.plot(x, mean, **look, markersize=2.5, label=label)
     axes.fill_between(x, mean - sd, mean + sd, color=look["color"], alpha=0.15, linewidth=0)
-
-
-def _spread_of_defined(values: list[float | None]) -> dict:
-    return spread_of([value for value in values if value is not None])
 
 
 def _in_parts(result: dict) -> tuple[list[int], list[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from nevis_lite.compare import interval_of, spread_of
+from nevis_lite.compare import interval_of, spread_of_defined
 from nevis_lite.metrics import columns, shown
 
 # What a table calls the metrics, in its order.
@@ -45,7 +45,7 @@ def _flat(result: dict) -> dict[tuple[str, ...], float | None]:
 
 
 def _spread(values: list[float | None]) -> dict:
-    spread = spread_of([value for value in values if value is not None])
+    spread = spread_of_defined(values)
     return {"values": values, **spread, "interval": interval_of(spread)}
 
 

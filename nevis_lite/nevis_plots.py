@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from nevis_lite import analysis, compare, plots
-from nevis_lite.compare import spread_of
+from nevis_lite.compare import spread_of, spread_of_defined
 from nevis_lite.metrics import human, name_of
-from nevis_lite.plots import INK, NARROW, WIDE, Picture, canvas
+from nevis_lite.plots import INK, MEANS, NARROW, WIDE, Picture, canvas
 from nevis_lite.stream_plots import BY, measured_transfer, relatedness, sources, statistics, year_axis
 
 MOST_CURVES = 12
-MEANS = "mean and standard deviation over the seeds"
 
 
 @dataclass
@@ -298,7 +297,7 @@ def forward_transfer(series: list[Series]) -> Picture | str:
             key = pair["index"], pair["index_again"]
             name = f"{plots.short(pair['name'])}, {pair['year']} to {pair['year_again']}"
             pairs.setdefault(key, (name, {each.label: [] for each in series}))[1][each.label].append(pair["fwt"])
-    spreads = {key: {label: spread_of([value for value in values if value is not None]) for label, values in by_label.items()}
+    spreads = {key: {label: spread_of_defined(values) for label, values in by_label.items()}
                for key, (_, by_label) in sorted(pairs.items())}
     rows = [{"index": key[0], "index_again": key[1], "task": pairs[key][0], "baseline": label, **spread}
             for key, by_label in spreads.items() for label, spread in by_label.items() if spread["n"]]

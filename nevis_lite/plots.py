@@ -38,6 +38,7 @@ INK, PALE = "#2b2e33", "#d9dce1"
 BASELINES = {  # colour and marker; the colours are Okabe and Ito's, some of them darker or lighter
     "indep": ("#8a8d91", "o"), "ft-prev": ("#2e95d3", "s"), "ft-d": ("#d55e00", "D"), "ft-s": ("#009e73", "^"),
     "mt": ("#0072b2", "P"), "pt": ("#c46a9d", "v"), "pt-ft": ("#c98500", "X"), "bhpo": ("#7a7400", "*")}
+MEANS = "mean and standard deviation over the seeds"  # for captions
 LINES = (("-", "full"), ("--", "left"), (":", "bottom"), ("-.", "right"))  # and fills of markers: budgets of one baseline
 
 STYLE = {
@@ -230,6 +231,15 @@ def load(folder: str | Path) -> dict:
     return metrics.load(folder) | {"trainings": metrics.trials_of(folder)}
 
 
+def by_kind(paths: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
+    """The folders of NEVIS runs, the lifetimes, and the folders of FLUID runs among `paths`."""
+    from nevis_lite import fluid_metrics, lifelong_plots
+
+    lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
+    fluid = [path for path in paths if fluid_metrics.is_run(path)]
+    return [path for path in paths if path not in lives + fluid], lives, fluid
+
+
 def pictures(runs: list[dict]) -> list[Picture]:
     """Every picture that these runs have data for; runs that `load` read also give that of the hyper-parameters.
 
@@ -284,9 +294,8 @@ def main(argv: list[str] | None = None) -> int:
             from nevis_lite import fluid_metrics, fluid_plots, lifelong_plots, nevis_plots
 
             paths = [Path(path) for path in arguments.runs]
-            lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
-            fluid = [path for path in paths if fluid_metrics.is_run(path)]
-            kinds = [nevis_plots.draw([load(path) for path in paths if path not in lives + fluid]),
+            runs, lives, fluid = by_kind(paths)
+            kinds = [nevis_plots.draw([load(path) for path in runs]),
                      lifelong_plots.draw([lifelong_plots.load(path) for path in lives]),
                      fluid_plots.draw([fluid_metrics.load(path) for path in fluid])]
             drawn = [picture for pictures, _ in kinds for picture in pictures]

@@ -50,10 +50,8 @@ def write(out: str | Path, names: list[str]):
     plots.style()  # says early that matplotlib is missing
     if Path(out).is_dir():
         raise UserError(f"{Path(out)}: is a folder; --out names a file, such as {Path(out) / 'report.html'}.")
-    paths = [Path(name) for name in names]
-    lives = [path for path in paths if lifelong_plots.is_lifetime(path)]
-    fluid = [path for path in paths if fluid_metrics.is_run(path)]
-    text = page([load(path) for path in paths if path not in lives + fluid], [load_lifetime(path) for path in lives],
+    runs, lives, fluid = plots.by_kind([Path(name) for name in names])
+    text = page([load(path) for path in runs], [load_lifetime(path) for path in lives],
                 [fluid_metrics.load(path) | {"config": _settings(path)} for path in fluid])
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_atomic(Path(out), lambda file: file.write(text.encode()))
@@ -108,12 +106,14 @@ def page(runs: list[dict], lifetimes: list[dict], fluid: list[dict]) -> str:
     for run in runs:
         streams[run["stream"], run["phase"]].append(run)
         families[run["stream"].split(" (")[0], run["phase"]].append(run)
-    sections = {", ".join(key): _baselines(members) for key, members in streams.items()}
+    found = {key: compare.comparison(members) for key, members in streams.items()}
+    sections = {", ".join(key): _baselines(members, found[key]) for key, members in streams.items()}
     sections |= {f"{name} and its variants, {phase}": _variants(members) for (name, phase), members in families.items()
                  if len({run["stream"] for run in members}) > 1}
     sections["Pictures"] = "".join(picture_html(picture, "run") for picture in plots.pictures(runs)) if runs else ""
     sections["Differences and tasks"] = "\n".join(
-        f"<h3>{escape(', '.join(key))}</h3>" * (len(streams) > 1) + _details(members) for key, members in streams.items())
+        f"<h3>{escape(', '.join(key))}</h3>" * (len(streams) > 1) + _details(members, found[key])
+        for key, members in streams.items())
     sections["Lifetimes"] = _lifetimes(lifetimes) if lifetimes else ""
     configs = defaultdict(list)
     for run in fluid:
@@ -156,10 +156,9 @@ def _made_with(runs: list[dict]) -> str:
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
-def _baselines(runs: list[dict]) -> str:
-    """What the runs of one stream and phase come to."""
-    found, labels = compare.comparison(runs), compare.labels_of(runs)
-    partial = {label for run, label in zip(runs, labels, strict=True) if run["partial"]}
+def _baselines(runs: list[dict], found: dict) -> str:
+    """What the runs of one stream and phase come to; `found` is their comparison."""
+    partial = {label for run, label in zip(runs, compare.labels_of(runs), strict=True) if run["partial"]}
     wins = defaultdict(list)
     for pair in found["pairs"]:
         better = pair["verdict"].removesuffix(" is better")
@@ -172,9 +171,8 @@ def _baselines(runs: list[dict]) -> str:
         "Mean and standard deviation over the seeds of finished runs. Better: by the interval of the paired difference.")
 
 
-def _details(runs: list[dict]) -> str:
-    """The runs of one stream and phase beside each other."""
-    found = compare.comparison(runs)
+def _details(runs: list[dict], found: dict) -> str:
+    """The runs of one stream and phase beside each other; `found` is their comparison."""
     pairs = [[pair["first"], pair["second"], pair["n"], _signed(pair["mean"]), pair["sd"],
               *map(_signed, pair["interval"] or (None, None)), pair["verdict"]] for pair in found["pairs"]]
     tasks = [[task["year"], task["task"], *((error["mean"], compare.mean_and_sd(error)) for error in task["errors"].values())]

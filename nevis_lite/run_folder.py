@@ -40,6 +40,17 @@ def write_json(path: Path, content):
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
+def holds_run(folder: Path, resume: bool) -> bool:
+    """Whether there is a run to go on with; UserError if there is one and `resume` is off, or if other files are there."""
+    if (folder / "config.yaml").is_file():
+        if not resume:
+            raise UserError(f"{folder} already holds a run: go on with --resume, or choose another folder with --out.")
+        return True
+    if folder.is_dir() and any(file.name not in EARLY_FILES for file in folder.iterdir()):
+        raise UserError(f"{folder} is not empty and holds no run: choose another folder with --out.")
+    return False
+
+
 def only_one(folder: Path):
     """An open file whose lock the system releases when this process ends, however it ends. UserError if it's taken."""
     file = open(folder / "lock", "w")  # noqa: SIM115
@@ -68,16 +79,12 @@ class RunFolder:
     def __init__(self, path: str | Path, config: dict, environment: dict, resume: bool):
         """Open or make the folder. UserError if it holds a run and `resume` is off, or another config's run, or other files."""
         self.path = Path(path)
-        started = self.path / "config.yaml"
-        if started.is_file() and not resume:
-            raise UserError(f"{self.path} already holds a run: go on with --resume, or choose another folder with --out.")
-        if not started.is_file() and self.path.is_dir() and any(file.name not in EARLY_FILES for file in self.path.iterdir()):
-            raise UserError(f"{self.path} is not empty and holds no run: choose another folder with --out.")
+        started, goes_on = self.path / "config.yaml", holds_run(self.path, resume)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = only_one(self.path)
         try:
-            self.state = self._go_on(started, config, environment) if started.is_file() else dict(NOTHING_DONE)
-            if not started.is_file():
+            self.state = self._go_on(started, config, environment) if goes_on else dict(NOTHING_DONE)
+            if not goes_on:
                 write_json(self.path / "environment.json", environment)
                 write_atomic(started, lambda file: file.write(write_yaml(config).encode()))
             (self.path / "predictors").mkdir(exist_ok=True)

@@ -6,7 +6,6 @@ from scratch in as many updates: `python -m nevis_lite.scenario --config split_m
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import sys
@@ -170,34 +169,19 @@ def _live(life: Life, blocks: list[int], number: int, name: str) -> list[tuple]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code: 0 done, 2 wrong use, 3 data missing, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nevis_lite.scenario", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train one network through a lifetime of learning and evaluation blocks, and report its metrics.",
-        epilog=f"keys, with their defaults:\n{config.describe(ScenarioConfig())}\n\nexample: python -m nevis_lite.scenario "
-               "--config split_mnist.yaml head=own seed=1")
-    parser.add_argument("--config", required=True, metavar="FILE", help="a YAML file, looked up here and in configs/")
-    parser.add_argument("--out", metavar="DIR", help="folder of the logs (default: runs/<config>-seed<seed>)")
-    parser.add_argument("--resume", action="store_true", help="keep the logs that are whole")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a key of the file")
-    arguments = parser.parse_intermixed_args(argv)
-    try:
-        path, settings = config.find_config(arguments.config), ScenarioConfig()
-        config.fill(settings, config.read_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))
-        config.override(settings, arguments.overrides)
-        out = Path(arguments.out or f"runs/{path.stem}-seed{settings.seed}")
+    arguments = config.parser_of(
+        "scenario", "Train one network through a lifetime of learning and evaluation blocks, and report its metrics.",
+        ScenarioConfig(), "folder of the logs", "keep the logs that are whole",
+        "split_mnist.yaml head=own seed=1").parse_intermixed_args(argv)
+
+    def work():
+        settings = config.load(arguments.config, arguments.overrides, ScenarioConfig)
+        out = config.out_of(arguments, settings.seed)
         results = run(settings, out, arguments.resume)
         print(lifelong_report.table(results, f"lifetime in {out}"))
         print(f"\nIn {out}: log.csv, experts/, results.json")
-        return 0
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except OSError as error:
-        print(f"{error.filename or 'Writing'}: {error.strerror or error}.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nStopped; --resume keeps the logs that are whole.", file=sys.stderr)
-        return 130
+
+    return config.exit_code(work, "Stopped; --resume keeps the logs that are whole.")
 
 
 if __name__ == "__main__":

@@ -309,7 +309,8 @@ def main(argv: list[str] | None = None) -> int:
                        help="go on with the others (the default)")
     add.add_argument("--accept-new-checksum", action="store_true", help="take files that were packed anew since we knew them")
     arguments = parser.parse_args(argv)
-    try:
+
+    def work():
         if arguments.command == "list":
             print(table_of_tasks(*plan(_stream_of(arguments))) if arguments.name else table_of_streams())
             return 0
@@ -323,15 +324,8 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join([f"{len(found) - len(failed)} of {len(found)} data sets are ready.",
                          *(f"  {key}: {words}" for key, words in failed.items())]))
         return MissingData.code if failed else 0
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except OSError as error:
-        print(f"{error.filename or 'Writing'}: {error.strerror or error}.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nStopped; the same command goes on with what is left.", file=sys.stderr)
-        return 130
+
+    return config.exit_code(work, "Stopped; the same command goes on with what is left.")
 
 
 def _stream_of(arguments) -> StreamConfig:

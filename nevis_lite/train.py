@@ -28,16 +28,10 @@ def run(settings: dict | Config, out: str | Path, resume: bool = False) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code: 0 done, 2 wrong use, 3 data missing, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nevis_lite.train", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train a lifelong learner over a stream of tasks, and report its error and all compute it spent.",
-        epilog=f"keys, with their defaults:\n{config.describe()}\n\nexample: python -m nevis_lite.train --config "
-               "demo_ftd.yaml seed=1 search.trials=8")
-    parser.add_argument("--config", required=True, metavar="FILE", help="a YAML file, looked up here and in configs/")
-    parser.add_argument("--out", metavar="DIR", help="run folder (default: runs/<config>-seed<seed>)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, if there is one")
+    parser = config.parser_of(
+        "train", "Train a lifelong learner over a stream of tasks, and report its error and all compute it spent.", Config(),
+        "run folder", "go on with the run in the folder, if there is one", "demo_ftd.yaml seed=1 search.trials=8")
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and stop")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replaces a key of the file")
     arguments = parser.parse_intermixed_args(argv)
     command = _command(sys.argv[1:] if argv is None else argv)
     team = parallel.join()
@@ -69,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 def _carry_out(arguments: argparse.Namespace, command: str, team: Team):
     """Run, or only tell the cost, and print the table."""
     settings = config.load(arguments.config, arguments.overrides)
-    out = Path(arguments.out or f"runs/{config.find_config(arguments.config).stem}-seed{settings.seed}")
+    out = config.out_of(arguments, settings.seed)
     # says what is missing before torch is loaded
     loaded = stream.load(settings.stream, settings.data.dir, settings.phase, arguments.dry_run)
     from nevis_lite import cost, protocol

@@ -412,3 +412,12 @@ def test_the_command(settings, tmp_path, capsys, data_dir):
     (other / "letter.txt").write_text("mine")
     assert fluid.main(["--config", str(file), "--out", str(other)]) == 2
     assert "is not empty and holds no run" in capsys.readouterr().err
+
+
+def test_a_config_that_is_no_text_or_holds_nothing_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert fluid.main(["--config", str(tmp_path / "binary.yaml")]) == 2
+    assert "binary.yaml: cannot be read" in capsys.readouterr().err
+    (tmp_path / "empty.yaml").write_text("")
+    assert fluid.main(["--config", str(tmp_path / "empty.yaml"), "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("tasks: a")

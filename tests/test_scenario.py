@@ -123,3 +123,12 @@ def test_the_command_shows_the_metrics(data_dir, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "mnist 1/5" in said and str(tmp_path / "run") in said
     assert scenario.main(command) == 2 and "--resume" in capsys.readouterr().err
+
+
+def test_a_config_that_is_no_text_or_holds_nothing_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert scenario.main(["--config", str(tmp_path / "binary.yaml")]) == 2
+    assert "binary.yaml: cannot be read" in capsys.readouterr().err
+    (tmp_path / "empty.yaml").write_text("")
+    assert scenario.main(["--config", str(tmp_path / "empty.yaml"), "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("tasks: a")
