@@ -11,6 +11,8 @@ import argparse
 import io
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision
+import yaml
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
@@ -208,6 +211,50 @@ def neighbours(device: torch.device, repeats: int):
         device, repeats), 5_000, "queries/s")
 
 
+def stacked(name: str, size: int, batch: int, device: torch.device, repeats: int, trials: int = 4):
+    """Gradients of several trials' steps: a step after the other, or one of stacked parameters (torch.func)."""
+    nets = [models.build(name, 10, generator("cpu", "weights", number)).to(device, memory_format=torch.channels_last).train()
+            for number in range(trials)]
+    random = torch.Generator().manual_seed(0)
+    images = torch.randn(trials, batch, 3, size, size, generator=random).to(device)
+    labels = torch.randint(10, (trials, batch), generator=random).to(device)
+    parts = [part.contiguous(memory_format=torch.channels_last) for part in images]
+    weights, statistics = torch.func.stack_module_state(nets)
+
+    def loss(weights, statistics, images, labels):
+        return F.cross_entropy(torch.func.functional_call(nets[0], (weights, statistics), (images,)), labels)
+
+    def one_after_the_other():
+        for net, images, target in zip(nets, parts, labels, strict=True):
+            net.zero_grad()
+            F.cross_entropy(net(images), target).backward()
+
+    def together():
+        losses = torch.vmap(loss)(weights, statistics, images, labels)
+        torch.autograd.grad(losses.sum(), list(weights.values()))
+
+    show(f"{trials} trials, {name} at {size}, batch {batch}", in_turns(
+        {"one after the other": one_after_the_other, "stacked parameters": together}, device, repeats), trials, "gradients/s")
+
+
+def processes(folder: str, repeats: int):
+    """Whole runs of the command with one process and with two, start-up included: 3 tasks of 4 trials of 300 steps."""
+    tasks = [{"task": key, "year": 2000 + number} for number, key in enumerate(("demo_mnist", "demo_icons_a", "demo_faces"))]
+    content = {"stream": {"tasks": tasks}, "baseline": "indep", "model": {"name": "resnet8", "image_size": 32}, "threads": 1,
+               "data": {"crop_area": [0.8, 1.0], "flip": False, "dir": folder}, "search": {"trials": 4},
+               "fit": {"steps": 300, "validate_every": 75, "max_warmup": 0.1}}
+    path = Path(folder) / "beside.yaml"
+    path.write_text(yaml.safe_dump(content))
+    count = iter(range(100))
+
+    def run(processes: int):
+        subprocess.run([sys.executable, "-m", "nevis_lite.train", "--config", path, "--out", f"{folder}/{next(count)}",
+                        f"processes={processes}"], check=True, capture_output=True)
+
+    show("trials of a run, whole command", in_turns(
+        {"2 processes": lambda: run(2), "1 process": lambda: run(1)}, torch.device("cpu"), repeats), 3600, "steps/s")
+
+
 def demo(settings: DataConfig, device: torch.device, repeats: int, workers: int):
     """The demo's twelve tasks, one trial of 100 steps each, with three validations and the final evaluation."""
     content = {"stream": "demo", "baseline": "indep", "model": {"name": "resnet8", "image_size": 32}, "threads": 1,
@@ -259,6 +306,10 @@ def main():
             crops(size, settings, device, repeats)
         evaluation("resnet8", 32, gentle, device, repeats)
         neighbours(device, repeats)
+        stacked("resnet8", 32, 16, device, repeats)
+        if on_gpu:
+            stacked("resnet18", 64, 16, device, repeats)
+        processes(folder, min(repeats, 3))
         demo(gentle, device, min(repeats, 3), workers)
 
 

@@ -142,8 +142,10 @@ class Config:
     select: SelectConfig = field(default_factory=SelectConfig)
     seed: int = option(0, "every random draw is a function of (seed, task, trial, step)", low=0)
     device: str = option("auto", "auto, cpu, cuda, cuda:N or mps")
-    parallel: str = option("trials", "what processes of torchrun share: trials, the trainings of a task; data, each batch",
+    parallel: str = option("trials", "what several processes share: trials, the trainings of a task; data, each batch",
                            choices=("trials", "data"))
+    processes: int = option(0, "that the command starts on this machine, without torchrun; 0: one, but for the trials of a run "
+                               "with `threads` as many as the cores allow", low=0)
     threads: int = option(0, "CPU threads, 0: torch's choice; another number changes the last digits of results", low=0)
     checkpoint_seconds: float = option(60.0, "seconds between two checkpoints inside a trial", low=0.0)
 

@@ -23,13 +23,13 @@ FINAL_LR = 1e-8  # where the cosine ends
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU if there is one, each process's own; UserError for a device that this machine lacks."""
+    """`auto` is the GPU if there is one, each process's own if there are enough; UserError for what this machine lacks."""
     if name.split(":")[0] not in ("auto", "cpu", "cuda", "mps"):
         raise UserError(f"device={name} is not known; it is auto, cpu, cuda, cuda:N or mps.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and parallel.world() > 1:
-        name = f"cuda:{parallel.local_rank()}"
+        name = f"cuda:{parallel.local_rank() % torch.cuda.device_count()}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -1,7 +1,7 @@
-"""Several processes of one run, as `torchrun` starts them: who does what, how they hear of each other, how they end together.
+"""Several processes of one run, as `torchrun` or `launch` start them: who does what, how they hear of each other, how they end.
 
-What they tell each other is small and goes through torchrun's key-value store; weights go through the run folder. Only where
-they share each batch (`parallel: data`) are they a process group of torch.distributed. Without torchrun none of it is imported.
+What they tell each other is small and goes through a key-value store of torch.distributed; weights go through the run folder.
+Only where they share each batch (`parallel: data`) are they a process group. A process alone imports none of it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import functools
 import math
 import os
 import pickle
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,22 +22,87 @@ from dataclasses import dataclass, field
 
 from nevis_lite.config import UserError
 
+LAUNCH = "nevis_lite"  # the name of a run that `launch` started
 LOOK = 1.0  # seconds between two looks at whether another process asks to stop
-PATIENCE = 10.0  # seconds to wait for the others when the run is to end; torchrun itself kills after 30
+PATIENCE = 10.0  # seconds to wait for the others when the run is to end
+KILL = 30.0  # seconds after which who has not ended is killed; torchrun does the same
+ORDERLY = (0, 2, 3, 130)  # exit codes on which all processes agreed
 
 
 class Interrupted(Exception):
     """A signal asked the run to stop; a checkpoint has been written."""
 
 
+def launched() -> bool:
+    """Whether torchrun, or `launch`, started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def world() -> int:
-    """How many processes torchrun started; 1 without it."""
-    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    """How many processes there are."""
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
 def local_rank() -> int:
     """The number of this process on its machine."""
-    return int(os.environ["LOCAL_RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    return int(os.environ["LOCAL_RANK"]) if launched() else 0
+
+
+def torchrun() -> list[str]:
+    """The launcher of this process as one would type it again; nothing if it wasn't torchrun."""
+    if not launched() or os.environ["TORCHELASTIC_RUN_ID"] == LAUNCH:
+        return []
+    nodes, words = int(os.environ.get("GROUP_WORLD_SIZE", 1)), []
+    if nodes > 1:
+        words = [f"--nnodes={nodes}", f"--node-rank={os.environ['GROUP_RANK']}", f"--master-addr={os.environ['MASTER_ADDR']}",
+                 f"--master-port={os.environ['MASTER_PORT']}"]
+    return ["torchrun", *words, f"--nproc-per-node={os.environ['LOCAL_WORLD_SIZE']}"]
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def launch(processes: int, command: list[str]) -> int:
+    """Run `command` as so many processes of this machine that share a run; returns the exit code of the first one.
+
+    It's what torchrun does, without importing torch: a signal is passed on to all, and if one dies, the others are asked to
+    stop, and killed if they don't. Its code is returned then, 128 + the signal's number if a signal ended it.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"TORCHELASTIC_RUN_ID": LAUNCH, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+              "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    # In a session of their own, or a terminal would send them Ctrl-C, too, and a second one stops without saving.
+    team = [subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                             start_new_session=True) for rank in range(processes)]
+
+    def pass_on(number, frame=None):
+        for process in team:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    dead, asked = None, math.inf
+    try:
+        while any(process.poll() is None for process in team):
+            if dead is None:
+                dead = next((rank for rank, process in enumerate(team) if process.poll() not in (None, *ORDERLY)), None)
+                if dead is not None:
+                    asked = time.monotonic()
+                    pass_on(signal.SIGTERM)
+            if time.monotonic() - asked > KILL:
+                pass_on(signal.SIGKILL)
+            time.sleep(0.05)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    code = team[dead or 0].returncode
+    if code < 0:
+        print(f"Process {dead or 0} of {processes} was ended by {signal.Signals(-code).name}.", file=sys.stderr)
+    return 128 - code if code < 0 else code
 
 
 @dataclass
@@ -48,6 +117,8 @@ class Team:
     turn: int = 0  # how often the processes have met
     looked: float = 0.0
     settled: bool = False  # all know what the run ends with
+    gone: bool = False  # the store is, with the process that kept it
+    parent: int = field(default_factory=os.getppid)  # who started the processes
 
     @property
     def share(self) -> tuple[int, int]:
@@ -68,19 +139,31 @@ class Team:
         self.turn += 1
         self.store.set(keys[self.rank], pickle.dumps(outcome))
         ending = None
-        while not self.store.check(keys):
+        while not self._there(*keys):
+            if self.gone:
+                raise Interrupted
             if failed or self.stop.is_set():
                 ending = ending or time.monotonic()
                 self.store.set("stop", "")
                 if time.monotonic() - ending > PATIENCE:  # one of them is dead
                     break
             time.sleep(0.02)
-        outcomes = [pickle.loads(self.store.get(key)) if self.store.check([key]) else (None, Interrupted()) for key in keys]
+        outcomes = [pickle.loads(self.store.get(key)) if self._there(key) else (None, Interrupted()) for key in keys]
         errors = sorted((error for _, error in outcomes if error), key=lambda error: isinstance(error, Interrupted))
         if errors:
             self.settled = True
             raise errors[0] from None
         return [value for value, _ in outcomes]
+
+    def _there(self, *keys: str) -> bool:
+        """Whether the store has all of them. The run is to end where it is gone, or who started this process."""
+        try:
+            there = self.store.check(list(keys))
+        except RuntimeError:  # of several kinds
+            there, self.gone = False, True
+        if self.gone or os.getppid() != self.parent:
+            self.stop.set()
+        return there
 
     @contextmanager
     def together(self):
@@ -89,25 +172,28 @@ class Team:
             try:
                 yield
             except (UserError, OSError, Interrupted) as error:
-                if self.world > 1 and not self.settled:
+                if self.world > 1 and not self.settled and not self.gone:
                     self._meet((None, error))
                 raise
 
     def leave(self):
-        """Wait until the first process has said its last word: torchrun ends it when another one ends with an error."""
+        """The first process has said its last word when the others end, whose errors end it, too; and it keeps the store."""
         if self.world == 1:
             return
-        if self.rank == 0:
-            self.store.set("end", "")
+        others = [f"left/{rank}" for rank in range(1, self.world)]
+        self.store.set("end", "") if self.rank == 0 else None
         began = time.monotonic()
-        while not self.store.check(["end"]) and time.monotonic() - began < PATIENCE:
+        while not self._there(*(others if self.rank == 0 else ["end"])) and time.monotonic() - began < PATIENCE:
+            if self.gone:
+                return
             time.sleep(0.02)
+        self.store.set(f"left/{self.rank}", "")
 
     def stopping(self) -> bool:
         """Whether this process got a signal, or another one a signal or an error; called after each step."""
         if self.world > 1 and time.monotonic() - self.looked > LOOK:
             self.looked = time.monotonic()
-            if self.store.check(["stop"]):
+            if self._there("stop"):
                 self.stop.set()
         if self.shares_batches:  # all stop at the same step, or those who go on would wait for the others
             import torch
@@ -152,12 +238,12 @@ class Team:
 
 
 def join() -> Team:
-    """The team that torchrun made; without torchrun this process alone."""
-    return _of_torchrun() if "TORCHELASTIC_RUN_ID" in os.environ else Team()
+    """The team that this process was started for; otherwise this process alone."""
+    return _of_environment() if launched() else Team()
 
 
 @functools.cache  # so that a second run in the same processes goes on counting turns
-def _of_torchrun() -> Team:
+def _of_environment() -> Team:
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 

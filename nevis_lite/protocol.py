@@ -68,7 +68,7 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "", 
     if setup.config.parallel == "data" and team.world > 1:
         _check_shares(setup, team.world)
         team.share_batches(setup.device)
-    with _stop_signals(team.stop):
+    with _stop_signals(team):
         return _follow(setup, out, team) if team.rank else _lead(setup, out, resume, command, team)
 
 
@@ -263,13 +263,14 @@ def _run_trial(session: Session, view: View, start: dict, number: int):
 
 
 @contextmanager
-def _stop_signals(stop: threading.Event):
-    """The first SIGINT or SIGTERM sets the event; a second one acts as usual."""
+def _stop_signals(team: Team):
+    """The first SIGINT or SIGTERM asks to stop; a second one acts as usual."""
     before = {}
 
     def request(number, frame):
-        os.write(2, b"\nStopping after this step; once more stops at once.\n")
-        stop.set()
+        if team.rank == 0:
+            os.write(2, b"\nStopping after this step; once more stops at once.\n")
+        team.stop.set()
         for known, handler in before.items():
             signal.signal(known, handler)
 

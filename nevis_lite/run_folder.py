@@ -204,8 +204,8 @@ def load_trial(run: Path, task: int, number: int) -> dict:
 
 
 def _that_matters(config: dict) -> dict:
-    """Without what may change between a stop and a resume: where the data lie, and how often a checkpoint is written."""
-    return {**config, "checkpoint_seconds": None, "data": {**config.get("data", {}), "dir": None}}
+    """Without what may change between a stop and a resume: how many processes, where data lie, how often to save."""
+    return {**config, "processes": None, "checkpoint_seconds": None, "data": {**config.get("data", {}), "dir": None}}
 
 
 def differences(before, now, prefix: str = "") -> list[tuple]:

@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from nevis_lite import config, metrics, train
+from nevis_lite import config, metrics, parallel, train
 from nevis_lite.config import UserError
 
 
@@ -68,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_intermixed_args(argv)
     overrides = [word for word in (*arguments.config, *arguments.overrides) if "=" in word]  # --config takes them, too
     try:
+        if parallel.launched():
+            raise UserError("a sweep goes without torchrun: processes=N shares each of its runs among N processes.")
         runs = grid([word for word in arguments.config if "=" not in word], overrides)
     except UserError as error:
         print(error, file=sys.stderr)

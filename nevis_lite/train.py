@@ -11,6 +11,8 @@ from nevis_lite import config, metrics, parallel, stream
 from nevis_lite.config import Config, UserError
 from nevis_lite.parallel import Interrupted, Team
 
+WORTHWHILE = 200  # steps of a task's trials from which on several processes share them by themselves
+
 # torch is imported by the functions that need it, so that --help and a wrong key are answered at once.
 
 
@@ -33,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         "run folder", "go on with the run in the folder, if there is one", "demo_ftd.yaml seed=1 search.trials=8")
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and stop")
     arguments = parser.parse_intermixed_args(argv)
-    command = _command(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
     team = parallel.join()
 
     def say(text):
@@ -42,13 +44,12 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         with team.together():
-            _carry_out(arguments, command, team)
-        return 0
+            return _carry_out(arguments, words, team)
     except UserError as error:
         say(error)
         return error.code
     except Interrupted:
-        say(f"\nStopped; the run goes on where it was. To go on:\n{command}")
+        say(f"\nStopped; the run goes on where it was. To go on:\n{_command(words)}")
         return 130
     except OSError as error:  # a full disk, a folder that cannot be written
         say(f"{error.filename or 'Writing'}: {error.strerror or error}.")
@@ -60,29 +61,58 @@ def main(argv: list[str] | None = None) -> int:
         team.leave()
 
 
-def _carry_out(arguments: argparse.Namespace, command: str, team: Team):
-    """Run, or only tell the cost, and print the table."""
+def _carry_out(arguments: argparse.Namespace, words: list[str], team: Team) -> int:
+    """Run, by itself or as several processes, or only tell the cost, and print the table. Returns the exit code."""
     settings = config.load(arguments.config, arguments.overrides)
     out = config.out_of(arguments, settings.seed)
     # says what is missing before torch is loaded
     loaded = stream.load(settings.stream, settings.data.dir, settings.phase, arguments.dry_run)
+    processes = 1 if arguments.dry_run or parallel.launched() or (out / "results.json").is_file() else _processes(settings)
+    if processes > 1:
+        what = "the trials of each task" if settings.parallel == "trials" else "each batch"
+        print(f"{processes} processes share {what} (processes=1: one does it all)", flush=True)
+        return parallel.launch(processes, [sys.executable, *_again(words)])
     from nevis_lite import cost, protocol
     from nevis_lite.setup import set_up
 
     setup = team.in_turn(lambda: set_up(settings, loaded, arguments.dry_run))
     if arguments.dry_run:
         print(cost.table(setup))
-        return
-    results = protocol.run(setup, out, arguments.resume, command, team)
+        return 0
+    results = protocol.run(setup, out, arguments.resume, _command(words), team)
     print(f"\n{metrics.table(results)}\n\nIn {out}: results.json, trials.jsonl, predictors/")
+    return 0
 
 
-def _command(arguments: list[str]) -> str:
-    """What to type to go on with this run: this module, or the script that called `main`."""
-    ours = Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent  # this command or a sweep
-    script = ["-m", "nevis_lite.train"] if ours else [sys.argv[0]]
-    launcher = ["torchrun", f"--nproc-per-node={parallel.world()}"] if parallel.world() > 1 else ["python"]
-    return shlex.join([*launcher, *script, "--resume", *(word for word in arguments if word != "--resume")])
+def _processes(settings: Config) -> int:
+    """How many train the run: what the config says, or as many as its cores allow on a CPU with few `threads`.
+
+    By itself only for trials that do not wait for each other, that are worth the start of more processes, and not out of a
+    user's script, all of which each process would run.
+    """
+    searched = settings.baseline.search or settings.baseline.name
+    if settings.processes:
+        return settings.processes
+    if not settings.threads or settings.parallel != "trials" or searched in ("gp_ucb", "bhpo") or not _is_ours():
+        return 1
+    together = min(settings.search.trials, parallel.cores() // settings.threads)
+    return max(1, together if settings.search.trials * settings.fit.steps >= WORTHWHILE else 1)
+
+
+def _is_ours() -> bool:
+    """Whether the process runs this command or a sweep, not a user's script that calls `main`."""
+    return Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent
+
+
+def _again(words: list[str]) -> list[str]:
+    """What Python is to be called with for this command once more, or for the user's script that called `main`."""
+    return ["-m", "nevis_lite.train", *words] if _is_ours() else list(sys.argv)
+
+
+def _command(words: list[str]) -> str:
+    """What to type to go on with this run."""
+    again = (word for word in _again(words) if word != "--resume")
+    return shlex.join([*(parallel.torchrun() or ["python"]), *again, "--resume"])
 
 
 if __name__ == "__main__":
