@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from nevis_lite import baselines, cache, datasets, fit, flops, metrics, models, parallel
+from nevis_lite import baselines, cache, datasets, fit, flops, metrics, models
 from nevis_lite.baselines import Past
 from nevis_lite.data import EndlessStream, Split
 from nevis_lite.progress import clock
@@ -45,12 +46,12 @@ def plan(setup: Setup) -> list[dict]:
     return rows
 
 
-def disk_bytes(setup: Setup) -> dict[str, int]:
-    """Bytes of the pixel caches, which exist already, and of the run folder (`runs`), which is still to be written."""
+def disk_bytes(setup: Setup, processes: int) -> dict[str, int]:
+    """Bytes of the pixel caches, which exist already, and of the run folder (`runs`), which `processes` are still to write."""
     backbone = models.build(setup.config.model.name)
     weights = sum(value.numel() * value.element_size() for value in backbone.state_dict().values())
     caches = sum(cache_bytes(folder) for folder in set(setup.folders))
-    processes, trials = (parallel.world() if setup.config.parallel == "trials" else 1), setup.config.search.trials
+    processes, trials = (processes if setup.config.parallel == "trials" else 1), setup.config.search.trials
     # A predictor a task; two checkpoints and one being written, each with the best of the task; a snapshot and one being
     # written of each trial in progress, with weights, momentum and best; the best of trials that wait for the end of the task.
     waiting = trials if processes > 1 else 0
@@ -94,10 +95,11 @@ def seconds_of(setup: Setup, task: Task, hyperparameters: dict) -> tuple[float, 
     return step, image / len(picks)
 
 
-def table(setup: Setup) -> str:
+def table(setup: Setup, processes: int) -> str:
     """What `--dry-run` prints."""
     config, rows, timed, total_seconds = setup.config, plan(setup), {}, 0.0
     steps, trials = config.fit.steps, config.search.trials
+    rounds = math.ceil(trials / processes) if config.parallel == "trials" else trials
     lines = [f"{'#':>3}  {'year':<4}  {'task':<22} {'train':>8} {'batch':>5} {'steps':>7} {'trials':>6} {'compute':>12} "
              f"{'cache':>10} {'time':>9}"]
     for row in rows:
@@ -106,20 +108,22 @@ def table(setup: Setup) -> str:
         if batch not in timed:
             timed[batch] = seconds_of(setup, task, hyperparameters)
         step_seconds, image_seconds = timed[batch]
-        images = sum(row["flops"][phase] for phase in ("validate", "select", "predict"))
+        ledger = row["flops"]
+        images = ledger["validate"] * rounds / trials + ledger["select"] + ledger["predict"]
         images /= setup.image_flops(task, hyperparameters)[0]
-        seconds = trials * steps * step_seconds * (1 + len(row["auxiliaries"])) + images * image_seconds
+        seconds = rounds * steps * step_seconds * (1 + len(row["auxiliaries"])) + images * image_seconds
         total_seconds += seconds
         cached = f"{cache_bytes(setup.folders[task.index]) / 1e6:.1f} MB" if setup.folders[task.index] else "-"
         lines.append(f"{task.index:>3}  {task.year:<4}  {task.name[:22]:<22} {row['num_train']:>8} {batch:>5} {steps:>7} "
                      f"{trials:>6} {metrics.human(flops.total(row['flops'])):>12} {cached:>10} {clock(seconds):>9}")
     least = sum(row["least"] for row in rows)
-    ledger, disk = flops.add(*(row["flops"] for row in rows)), disk_bytes(setup)
+    ledger, disk = flops.add(*(row["flops"] for row in rows)), disk_bytes(setup, processes)
+    beside = f", {processes} trials at a time" if rounds < trials else ""
     phases = ", ".join(f"{phase} {metrics.human(count)}" for phase, count in ledger.items())
     lines += ["", f"compute: {phases}; all {metrics.human(flops.total(ledger))} ({flops.total(ledger)} FLOPs)",
               f"on disk: pixel cache {disk['caches'] / 1e6:.0f} MB (written), run folder at most {disk['runs'] / 1e6:.0f} MB; "
               f"free here: {shutil.disk_usage('.').free / 1e9:.0f} GB",
-              f"predicted time on {setup.device_name}: {total_seconds / 3600:.2f} hours ({clock(total_seconds)}), "
+              f"predicted time on {setup.device_name}{beside}: {total_seconds / 3600:.2f} hours ({clock(total_seconds)}), "
               "from a few timed steps for each batch size"]
     if least < flops.total(ledger):
         lines.append(f"batch sizes or networks are searched: these are the numbers of the costliest choices; of the cheapest, "

@@ -74,7 +74,7 @@ def run(setup: Setup, out: str | Path, resume: bool = False, command: str = "", 
 
 def _lead(setup: Setup, out: Path, resume: bool, command: str, team: Team) -> dict:
     """The run, as the first process sees it, or the only one."""
-    _check_room(setup, out)
+    _check_room(setup, out, team.world)
     with closing(RunFolder(out, config.to_dict(setup.config), environment(setup, command), resume)) as folder:
         team.tell((out / "environment.json").read_text(encoding="utf-8"))
         results = metrics.load(out) if (out / "results.json").is_file() else _learn_all(setup, out, team, folder)
@@ -121,10 +121,10 @@ def _check_shares(setup: Setup, processes: int):
                         f"{smallest // fit.LEAST_SHARE}, or parallel=trials.")
 
 
-def _check_room(setup: Setup, out: Path):
+def _check_room(setup: Setup, out: Path, processes: int):
     """Better to say it now than in the middle of the stream."""
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    needed, free = cost.disk_bytes(setup)["runs"], shutil.disk_usage(there).free
+    needed, free = cost.disk_bytes(setup, processes)["runs"], shutil.disk_usage(there).free
     if not (out / "config.yaml").is_file() and needed > free:
         raise UserError(f"{out}: the run needs up to {needed / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free.")
 

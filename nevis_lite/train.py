@@ -67,8 +67,9 @@ def _carry_out(arguments: argparse.Namespace, words: list[str], team: Team) -> i
     out = config.out_of(arguments, settings.seed)
     # says what is missing before torch is loaded
     loaded = stream.load(settings.stream, settings.data.dir, settings.phase, arguments.dry_run)
-    processes = 1 if arguments.dry_run or parallel.launched() or (out / "results.json").is_file() else _processes(settings)
-    if processes > 1:
+    processes = team.world if parallel.launched() else _processes(settings)
+    done = (out / "results.json").is_file()  # only its table is to be printed
+    if processes > 1 and not (parallel.launched() or arguments.dry_run or done):
         what = "the trials of each task" if settings.parallel == "trials" else "each batch"
         print(f"{processes} processes share {what} (processes=1: one does it all)", flush=True)
         return parallel.launch(processes, [sys.executable, *_again(words)])
@@ -77,7 +78,7 @@ def _carry_out(arguments: argparse.Namespace, words: list[str], team: Team) -> i
 
     setup = team.in_turn(lambda: set_up(settings, loaded, arguments.dry_run))
     if arguments.dry_run:
-        print(cost.table(setup))
+        print(cost.table(setup, processes))
         return 0
     results = protocol.run(setup, out, arguments.resume, _command(words), team)
     print(f"\n{metrics.table(results)}\n\nIn {out}: results.json, trials.jsonl, predictors/")

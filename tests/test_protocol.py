@@ -140,7 +140,7 @@ def test_the_phase_changes_what_is_reported_and_nothing_that_is_learned(settings
 def test_dry_run_opens_no_test_file(finished, settings, opened):
     finished("ft-d")
     opened.clear()
-    cost.table(set_up(settings()))
+    cost.table(set_up(settings()), 1)
     assert not [path for path, _ in opened if "/test." in path or "dev_test." in path]
 
 
@@ -535,7 +535,7 @@ def test_a_read_only_finished_run_prints_its_table(settings, tmp_path):
 
 
 def test_no_run_is_left_when_the_disk_is_too_small(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(protocol.cost, "disk_bytes", lambda setup: {"runs": 1 << 60, "caches": 0})
+    monkeypatch.setattr(protocol.cost, "disk_bytes", lambda setup, processes: {"runs": 1 << 60, "caches": 0})
     with pytest.raises(UserError, match="are free"):
         train.run(settings(fit={"steps": 1}), tmp_path / "run")
     monkeypatch.undo()

@@ -406,8 +406,11 @@ def test_dry_run_prints_the_cost_and_makes_no_run(finished, config_file, read_ru
     monkeypatch.chdir(tmp_path)
     assert train.main(["--config", config_file(), "--dry-run", "--out", str(tmp_path / "out")]) == 0
     assert train.main(["--config", config_file(), "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert f"({read_run(finished('ft-d')).results['cflop']} FLOPs)" in output and "at a time" not in output
+    assert train.main(["--config", config_file(), "--dry-run", "processes=2"]) == 0  # starts none
+    assert "cpu, 1 thread, 2 trials at a time: " in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
-    assert f"({read_run(finished('ft-d')).results['cflop']} FLOPs)" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------------------------------------------------------
