@@ -43,6 +43,11 @@ def world() -> int:
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
+def rank() -> int:
+    """The number of this process."""
+    return int(os.environ["RANK"]) if launched() else 0
+
+
 def local_rank() -> int:
     """The number of this process on its machine."""
     return int(os.environ["LOCAL_RANK"]) if launched() else 0
@@ -68,13 +73,14 @@ def launch(processes: int, command: list[str]) -> int:
     """Run `command` as so many processes of this machine that share a run; returns the exit code of the first one.
 
     It's what torchrun does, without importing torch: a signal is passed on to all, and if one dies, the others are asked to
-    stop, and killed if they don't. Its code is returned then, 128 + the signal's number if a signal ended it.
+    stop, and killed if they don't. Of errors the code of the first is returned, 128 + the number of a signal that ended it.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"TORCHELASTIC_RUN_ID": LAUNCH, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-              "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+              "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
+              "TORCH_CPP_LOG_LEVEL": "ERROR"}  # no stack traces of the store in C++ when the first process is killed
     # In a session of their own, or a terminal would send them Ctrl-C, too, and a second one stops without saving.
     team = [subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                              start_new_session=True) for rank in range(processes)]
@@ -85,23 +91,24 @@ def launch(processes: int, command: list[str]) -> int:
                 process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    dead, asked = None, math.inf
+    first, since = None, math.inf  # who ended with an error, and when
     try:
         while any(process.poll() is None for process in team):
-            if dead is None:
-                dead = next((rank for rank, process in enumerate(team) if process.poll() not in (None, *ORDERLY)), None)
-                if dead is not None:
-                    asked = time.monotonic()
+            if first is None:
+                first = next((rank for rank, process in enumerate(team) if process.poll()), None)
+                since = math.inf if first is None else time.monotonic()
+                if first is not None and team[first].returncode not in ORDERLY:
                     pass_on(signal.SIGTERM)
-            if time.monotonic() - asked > KILL:
+            if time.monotonic() - since > KILL:
                 pass_on(signal.SIGKILL)
             time.sleep(0.05)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    code = team[dead or 0].returncode
+    code = team[first or 0].returncode
     if code < 0:
-        print(f"Process {dead or 0} of {processes} was ended by {signal.Signals(-code).name}.", file=sys.stderr)
+        print(f"Process {first or 0} of {processes} was ended by {signal.Signals(-code).name}; the run goes on with --resume.",
+              file=sys.stderr)
     return 128 - code if code < 0 else code
 
 
@@ -137,7 +144,8 @@ class Team:
         """An outcome is a value or an error. The wait is in Python, so that signals get through."""
         keys, failed = [f"{self.turn}/{rank}" for rank in range(self.world)], outcome[1] is not None
         self.turn += 1
-        self.store.set(keys[self.rank], pickle.dumps(outcome))
+        if self._there():
+            self.store.set(keys[self.rank], pickle.dumps(outcome))
         ending = None
         while not self._there(*keys):
             if self.gone:

@@ -36,13 +36,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and stop")
     arguments = parser.parse_intermixed_args(argv)
     words = sys.argv[1:] if argv is None else argv
-    team = parallel.join()
+    team = Team()
 
     def say(text):
-        if team.rank == 0:
+        if parallel.rank() == 0:
             print(text, file=sys.stderr)
 
     try:
+        team = parallel.join()
         with team.together():
             return _carry_out(arguments, words, team)
     except UserError as error:
