@@ -33,6 +33,10 @@ class Interrupted(Exception):
     """A signal asked the run to stop; a checkpoint has been written."""
 
 
+class Lost(UserError):
+    """Another process is dead."""
+
+
 def launched() -> bool:
     """Whether torchrun, or `launch`, started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
@@ -124,7 +128,7 @@ class Team:
     turn: int = 0  # how often the processes have met
     looked: float = 0.0
     settled: bool = False  # all know what the run ends with
-    gone: bool = False  # the store is, with the process that kept it
+    gone: bool = False  # another process is, perhaps the one that kept the store
     parent: int = field(default_factory=os.getppid)  # who started the processes
 
     @property
@@ -180,13 +184,14 @@ class Team:
             try:
                 yield
             except (UserError, OSError, Interrupted) as error:
+                self.gone = self.gone or isinstance(error, Lost)
                 if self.world > 1 and not self.settled and not self.gone:
                     self._meet((None, error))
                 raise
 
     def leave(self):
         """The first process has said its last word when the others end, whose errors end it, too; and it keeps the store."""
-        if self.world == 1:
+        if self.world == 1 or self.gone:
             return
         others = [f"left/{rank}" for rank in range(1, self.world)]
         self.store.set("end", "") if self.rank == 0 else None
@@ -208,7 +213,8 @@ class Team:
             import torch.distributed as dist
 
             asked = torch.tensor(int(self.stop.is_set()))
-            dist.all_reduce(asked)
+            with _in_touch():
+                dist.all_reduce(asked)
             return bool(asked)
         return self.stop.is_set()
 
@@ -241,8 +247,9 @@ class Team:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if not dist.is_initialized():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", rank=self.rank,
-                                    world_size=self.world, store=dist.PrefixStore("tensors", self.store))
+            with _in_touch():
+                dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", rank=self.rank,
+                                        world_size=self.world, store=dist.PrefixStore("tensors", self.store))
 
 
 def join() -> Team:
@@ -259,13 +266,23 @@ def _of_environment() -> Team:
     return Team(rank, size, PrefixStore(f"nevis_lite/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store))
 
 
+@contextmanager
+def _in_touch():
+    """Messages fail when who should send or receive them is dead."""
+    try:
+        yield
+    except RuntimeError:  # gloo and NCCL have no kind of their own for it
+        raise Lost("Another process of the run has ended; go on with --resume.") from None
+
+
 def add_up(tensors: list):
     """In place: the sum over all processes, in one message."""
     import torch
     import torch.distributed as dist
 
     flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
+    with _in_touch():
+        dist.all_reduce(flat)
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
@@ -276,5 +293,6 @@ def join_rows(tensor):
     import torch.distributed as dist
 
     parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, tensor.cpu())
+    with _in_touch():
+        dist.all_gather_object(parts, tensor.cpu())
     return torch.cat(parts)

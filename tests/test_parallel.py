@@ -133,6 +133,14 @@ def test_an_error_of_one_of_them_is_told_once_and_is_the_exit_code(config_file, 
     assert code == 2 and errors.count("No space left on device") == 1 and "Traceback" not in errors, errors
 
 
+def test_one_that_shares_batches_and_dies_ends_the_others_in_a_sentence(config_file, settings, tmp_path):
+    (tmp_path / "early.py").write_text(END_EARLY)
+    changes = {"checkpoint_seconds": 0, "parallel": "data", "stream": {"tasks": settings()["stream"]["tasks"][:1]}}
+    code, _, errors = python(tmp_path / "early.py", "labels.npy", 2, signal.SIGKILL.value, "--config", config_file(**changes),
+                             "--out", tmp_path / "run", "processes=2")
+    assert code == 128 + signal.SIGKILL and "Another process of the run has ended" in errors and "Traceback" not in errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_to_the_launcher_stops_all_and_they_go_on(number, config_file, finished, assert_same, tmp_path):
     """After SIGKILL, which cannot be passed on, they notice that they have lost their parent."""
