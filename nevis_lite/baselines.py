@@ -134,9 +134,12 @@ def knn_votes(references: Tensor, labels: Tensor, queries: Tensor, k: int, num_c
         return knn_votes(references.cpu(), labels.cpu(), queries.cpu(), k, num_classes)
     targets = (labels if labels.ndim == 2 else F.one_hot(labels, num_classes)).double()
     references, queries = references.double(), queries.double()
-    squares = (references * references).sum(1)
-    votes = [targets[(squares - 2 * part @ references.T).topk(min(k, len(references)), largest=False).indices].mean(1)
-             for part in queries.split(1024)]  # a query's own square doesn't change its order
+    half = (references * references).sum(1) / 2
+    room, votes = half.new_empty(min(512, len(queries)), len(references)), []  # one for all parts: new memory is slow to touch
+    for part in queries.split(512):  # half the squared distance, less the query's own half square, which changes no order
+        distances = torch.mm(part, references.T, out=room[:len(part)])
+        torch.sub(half, distances, out=distances)
+        votes.append(targets[distances.topk(min(k, len(references)), largest=False).indices].mean(1))
     return torch.cat(votes)
 
 

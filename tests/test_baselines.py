@@ -75,6 +75,18 @@ def test_votes_are_those_of_sklearn(dimensions, offset):
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 511, 1030])
+def test_votes_are_to_the_bit_those_of_one_product_also_where_references_are_equal(count):
+    rng = np.random.default_rng(0)
+    references = torch.from_numpy(rng.normal(size=(150, 64)).astype(np.float32))[torch.from_numpy(rng.integers(0, 150, 600))]
+    queries = torch.cat([references[:count // 2], torch.from_numpy(rng.normal(size=(count - count // 2, 64)))]).double()
+    labels = torch.from_numpy(rng.integers(0, 7, 600))
+    references64 = references.double()
+    squares = (references64 * references64).sum(1) - 2 * queries @ references64.T
+    votes = torch.eye(7, dtype=torch.float64)[labels[squares.topk(5, largest=False).indices]].mean(1)
+    assert torch.equal(knn_votes(references, labels, queries, 5, 7), votes)
+
+
 def test_votes_for_several_labels_are_those_of_sklearn():
     rng = np.random.default_rng(0)
     references, queries = rng.normal(size=(80, 4)), rng.normal(size=(50, 4))
