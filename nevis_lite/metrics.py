@@ -23,6 +23,7 @@ TRIAL_KEYS = {"task": int, "trial": int, "error": int | float | None, "hyperpara
 OPTIONAL = {"cflop_pretraining": int | float | None, "dev_error": int | float | None, "labels_left_out": int | None,
             "reason": str | None}
 CONTENTS = {"flops": int | float, "scores": int | float | None, "hyperparameters": str | int | float | None}  # of dicts
+NUMBERS = dict.fromkeys(("lr", "label_smoothing"), int | float | None)  # hyper-parameters that tables and pictures count on
 
 
 # ---- one task -------------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def load(run_dir: str | Path) -> dict:
     path = Path(run_dir) / "results.json"
     if not path.is_file():
         return _load_unfinished(Path(run_dir))
-    results = _parsed(_text(path), path)
+    results = _parsed(text_of(path), path)
     _check(results, path)
     return results | summarise(results["tasks"], results["phase"])
 
@@ -123,7 +124,7 @@ def _load_unfinished(folder: Path) -> dict:
     path, rows = folder / "environment.json", folder / "tasks.jsonl"
     if not path.is_file():
         raise FileNotFoundError(f"No run in {folder}: it holds neither a results.json nor an environment.json.")
-    begun = _parsed(_text(path), path)
+    begun = _parsed(text_of(path), path)
     if not isinstance(begun.get("head"), dict) or not isinstance(begun.get("planned"), int):
         raise ValueError(f"{path}: does not say what run this is; when it has been finished (--resume), results.json will.")
     tasks = rows_of(rows)
@@ -145,11 +146,12 @@ def trials_of(folder: str | Path) -> list[dict]:
 
 def rows_of(path: Path) -> list[dict]:
     """The rows of a `tasks.jsonl` or `trials.jsonl`, none if there's no such file; ValueError where one is damaged."""
-    lines = _text(path).split("\n")[:-1] if path.is_file() else []  # the last one may be half written
+    lines = text_of(path).split("\n")[:-1] if path.is_file() else []  # the last one may be half written
     return [_parsed(line, f"{path}, line {count}") for count, line in enumerate(lines, start=1)]
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file of a run holds; ValueError if it's no text."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -183,7 +185,8 @@ def _check_row(row: dict, types: dict, where: str) -> None:
     for key, kind in CONTENTS.items():
         if key in types:
             needed = {"train": kind} if key == "flops" else {}
-            _check_types(row[key], needed | dict.fromkeys(row[key], kind), f"{where}, {key}:")
+            numbers = {name: kind for name, kind in NUMBERS.items() if key == "hyperparameters" and name in row[key]}
+            _check_types(row[key], needed | dict.fromkeys(row[key], kind) | numbers, f"{where}, {key}:")
     if not all(isinstance(point, list) and len(point) == 2 and isinstance(point[0], int)
                and isinstance(point[1], int | float | None) for point in row["curve"]):
         raise ValueError(f"{where}: its curve is no list of [step, error].")

@@ -14,7 +14,9 @@ import json
 import math
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +73,14 @@ def style():
         import matplotlib
     except ImportError:
         raise UserError("Pictures need matplotlib: pip install -e '.[plots]'") from None
-    return matplotlib.rc_context(STYLE)
+
+    @contextmanager
+    def styled():
+        with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
+            warnings.filterwarnings("ignore", r"Glyph \d+ ")  # a name's emoji that the font lacks: a box is drawn
+            yield
+
+    return styled()
 
 
 def canvas(width: float, height: float) -> Figure:

@@ -37,6 +37,8 @@ from nevis_lite.run_folder import write_atomic
 HERE = Path(__file__).parent
 ENLARGED = 1.6  # CSS pixels for a point of a figure: its text of 7 and 8 points is then as large as that of a table
 SMALLEST = 0.7  # of that size on a narrow screen; a figure that needs more room is scrolled
+TITLE = "<title>nevis_lite: "  # by which a page is known that may be written over
+MADE_WITH = ("started", "nevis_lite", "revision", "device", "torch", "platform")  # of environment.json, all of them text
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -45,11 +47,14 @@ SMALLEST = 0.7  # of that size on a narrow screen; a figure that needs more room
 def write(out: str | Path, names: list[str]):
     """The page of runs and lifetimes, given by their folders or logs, into the file `out`.
 
-    ValueError, OSError or UserError, one sentence, when one cannot be read or they do not go together, or without matplotlib.
+    ValueError, OSError or UserError, one sentence, when one cannot be read or they do not go together, without matplotlib, or
+    where the file is there and no such page.
     """
     plots.style()  # says early that matplotlib is missing
     if Path(out).is_dir():
         raise UserError(f"{Path(out)}: is a folder; --out names a file, such as {Path(out) / 'report.html'}.")
+    if Path(out).exists() and not (Path(out).is_file() and TITLE.encode() in Path(out).read_bytes()[:500]):
+        raise UserError(f"{Path(out)}: is there and no page of this command; move it away, or choose another --out.")
     runs, lives, fluid = plots.by_kind([Path(name) for name in names])
     text = page([load(path) for path in runs], [load_lifetime(path) for path in lives],
                 [fluid_metrics.load(path) | {"config": _settings(path)} for path in fluid])
@@ -59,9 +64,16 @@ def write(out: str | Path, names: list[str]):
 
 def load(folder: Path) -> dict:
     """A run as `plots.load` returns it, with its "config" (YAML) and its "environment", both without paths of this machine."""
-    facts = _content(folder / "environment.json")
-    if "command" in facts:
-        facts["command"] = shlex.join(map(_without_path, shlex.split(facts["command"])))
+    path = folder / "environment.json"
+    facts = _content(path)
+    if wrong := [key for key in (*MADE_WITH, "command") if not isinstance(facts.get(key), str | None)]:
+        raise UserError(f"{path}: damaged: it has {facts[wrong[0]]!r} for {wrong[0]}, which is text.")
+    if facts.get("command"):
+        try:
+            words = shlex.split(facts["command"])
+        except ValueError as error:
+            raise UserError(f"{path}: damaged: its command {facts['command']!r} is no command line ({error}).") from None
+        facts["command"] = shlex.join(map(_without_path, words))
     return plots.load(folder) | {"config": _settings(folder), "environment": _without_path(facts)}
 
 
@@ -81,7 +93,7 @@ def _settings(folder: Path) -> str:
 
 def _content(path: Path) -> dict:
     """Of a YAML or JSON file; nothing if there's no such file. UserError if it holds no keys."""
-    content = config.read_yaml(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
+    content = config.read_yaml(metrics.text_of(path), str(path)) if path.is_file() else {}
     if not isinstance(content, dict):
         raise UserError(f"{path}: damaged: it holds no keys and values.")
     return content
@@ -121,16 +133,16 @@ def page(runs: list[dict], lifetimes: list[dict], fluid: list[dict]) -> str:
     sections |= {f"FLUID: {name}": _fluid(members, len(configs) > 1) for name, members in configs.items()}
     sections["Each run"] = "\n".join(map(_run, runs))
     sections = {name: body for name, body in sections.items() if body}
-    title = "nevis_lite: " + ", ".join([*dict.fromkeys(name for name, _ in families), *["lifetimes"] * bool(lifetimes),
-                                        *configs])
+    title = ", ".join([*dict.fromkeys(name for name, _ in families), *["lifetimes"] * bool(lifetimes),
+                       *configs])
     counts = [f"{len(them)} {what}{'s' * (len(them) > 1)}" for them, what in
               ((runs, "run"), (lifetimes, "lifetime"), (fluid, "FLUID run")) if them]
     links = [f'<a href="#part-{number}">{escape(name)}</a>' for number, name in enumerate(sections)]
     return "\n".join([
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title>\n<style>\n{_asset('report.css')}</style>\n</head>\n<body>\n<header>",
-        f"<h1>{escape(title)}</h1>\n<p>{', '.join(counts)}</p>\n{_made_with(runs)}",
+        f"{TITLE}{escape(title)}</title>\n<style>\n{_asset('report.css')}</style>\n</head>\n<body>\n<header>",
+        f"<h1>nevis_lite: {escape(title)}</h1>\n<p>{', '.join(counts)}</p>\n{_made_with(runs)}",
         f'<nav aria-label="Contents">{" ".join(links)}</nav>\n</header>\n<main>',
         *(f'<section id="part-{number}">\n<h2>{escape(name)}</h2>\n{body}\n</section>'
           for number, (name, body) in enumerate(sections.items())),
@@ -144,8 +156,8 @@ def _asset(name: str) -> str:
 def _made_with(runs: list[dict]) -> str:
     """When and with what, so far as the runs say so; where they differ, all of it."""
     facts = []
-    for key in ("started", "nevis_lite", "revision", "device", "torch", "platform"):
-        values = sorted({str(run["environment"][key]) for run in runs if run["environment"].get(key) is not None})
+    for key in MADE_WITH:
+        values = sorted({run["environment"][key] for run in runs if run["environment"].get(key) is not None})
         if key == "started" and values:
             values = list(dict.fromkeys(value[:10] for value in (values[0], values[-1])))
         if values:

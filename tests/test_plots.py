@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from made_runs import row, run, write, write_unfinished
 
-from nevis_lite import plots
+from nevis_lite import plots, report
 from nevis_lite.config import UserError
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
@@ -236,6 +236,29 @@ def test_trainings_are_read_while_a_run_goes_on(tmp_path):
     (tmp_path / "ft-d-0" / "trials.jsonl").write_text(json.dumps({"task": 0, "trial": 0, "curve": []}) + "\n")
     with pytest.raises(ValueError, match="trials.jsonl, line 1 lacks error, hyperparameters"):
         plots.load(folder)
+
+
+@pytest.mark.parametrize("key", ["lr", "label_smoothing"])
+@pytest.mark.parametrize("file", ["trials.jsonl", "results.json"])
+def test_a_word_in_place_of_a_number_is_one_sentence(tmp_path, capsys, key, file):
+    results, found = run(), {"lr": 0.01, "label_smoothing": 0.1, key: "fast"}
+    if file == "results.json":
+        results["tasks"][1]["hyperparameters"] = found
+    folder = write(tmp_path / "one", results)
+    trial = {"task": 0, "trial": 0, "error": 0.5, "hyperparameters": found if file == "trials.jsonl" else {}, "curve": []}
+    (tmp_path / "one" / "trials.jsonl").write_text(json.dumps(trial) + "\n")
+    assert plots.main([folder, "--out", str(tmp_path / "figures")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"{folder}/{file}") and error.endswith(f"hyperparameters: has 'fast' for {key}.\n")
+    assert error.count("\n") == 1
+
+
+def test_names_that_the_font_lacks_give_no_warning(tmp_path, recwarn):
+    tasks = [row(0, "a", 2000, 0.5, name="\N{BIRD} 鳥"), row(1, "b", 2021, 0.25, meta="test", name="\N{RAT}", source=0)]
+    folder = write(tmp_path / "one", run("\N{CAT}", tasks=tasks, stream="\N{FISH}", name="\N{DOG}"))
+    assert plots.main([folder, "--out", str(tmp_path / "figures")]) == 0
+    assert report.main([folder, "--out", str(tmp_path / "page.html")]) == 0
+    assert not [str(each.message) for each in recwarn]
 
 
 def test_command(tmp_path, capsys):

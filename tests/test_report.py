@@ -224,9 +224,42 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "one", "report.html"]
     (tmp_path / "one" / "environment.json").write_text("[]")
     assert report.main(["one"]) == 2 and "one/environment.json: damaged" in capsys.readouterr().err
+    (tmp_path / "one" / "environment.json").write_bytes(b"\xff\xfe")
+    assert report.main(["one"]) == 2 and "one/environment.json: damaged, or no text" in capsys.readouterr().err
     (tmp_path / "one" / "environment.json").unlink()
     write(tmp_path / "three", run())
     assert report.main(["one", "three"]) == 2 and "have seed 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["command", "started", "nevis_lite", "revision", "device", "torch", "platform"])
+@pytest.mark.parametrize("value", [3, ["a"], {"a": 1}])
+def test_an_environment_that_is_no_text_is_one_sentence(tmp_path, capsys, key, value):
+    folder = write(tmp_path / "one", run())
+    (tmp_path / "one" / "environment.json").write_text(json.dumps({key: value}))
+    assert report.main([folder, "--out", str(tmp_path / "page.html")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"{folder}/environment.json: damaged: it has {value!r} for {key}") and error.count("\n") == 1
+
+
+def test_a_command_of_unequal_quotes_is_one_sentence(tmp_path, capsys):
+    folder = write(tmp_path / "one", run())
+    (tmp_path / "one" / "environment.json").write_text(json.dumps({"command": "train 'a"}))
+    assert report.main([folder, "--out", str(tmp_path / "page.html")]) == 2
+    assert capsys.readouterr().err == (f"{folder}/environment.json: damaged: its command \"train 'a\" is no command line "
+                                       "(No closing quotation).\n")
+
+
+@pytest.mark.parametrize("content", ["", "my thesis", "<!DOCTYPE html>\n<html lang=\"en\">\n<title>mine</title>"])
+def test_only_a_page_of_its_own_is_written_over(tmp_path, capsys, content):
+    folder, page = write(tmp_path / "one", run()), tmp_path / "page.html"
+    page.write_text(content)
+    assert report.main([folder, "--out", str(page)]) == 2 and page.read_text() == content
+    assert capsys.readouterr().err == f"{page}: is there and no page of this command; move it away, or choose another --out.\n"
+    page.unlink()
+    assert report.main([folder, "--out", str(page)]) == 0
+    first = page.read_bytes()
+    write(tmp_path / "two", run(seed=1))
+    assert report.main([folder, str(tmp_path / "two"), "--out", str(page)]) == 0 and page.read_bytes() != first
 
 
 @pytest.mark.parametrize("blocked, code", [("torch", 0), ("matplotlib", 2)])
