@@ -18,7 +18,7 @@ import numpy as np
 from nevis_lite import arrays, bespoke, indexes, readers
 from nevis_lite.config import MissingData, UserError, nearest, read_yaml
 from nevis_lite.pixels import read_image  # noqa: F401, a part of this module's interface
-from nevis_lite.raw import Raw, is_litter, legible
+from nevis_lite.raw import ARCHIVE, Raw, is_litter, legible
 from nevis_lite.readers import class_ids, class_words, label_matrix, natural
 from nevis_lite.splits import SPLITS, Examples, complete
 
@@ -86,8 +86,8 @@ def read(dataset: DataSet, scratch: Path | None = None) -> dict[str, Examples]:
     """
     if is_missing(dataset):
         raise MissingData(f"{dataset.name}: no files in {dataset.folder.absolute()}.\n{LAYOUT}")
-    reader = dataset.reader
-    if reader == "auto" or _own_layout(dataset):
+    reader = own_layout(dataset) or dataset.reader
+    if reader == "auto":
         reader = "idx" if any(dataset.folder.glob("*-ubyte*")) else "class_folders"
     try:
         if reader in FOLDER_READERS:
@@ -107,11 +107,19 @@ def read(dataset: DataSet, scratch: Path | None = None) -> dict[str, Examples]:
     return {name: splits[name] for name in SPLITS}
 
 
-def _own_layout(dataset: DataSet) -> bool:
-    """Whether somebody put a published data set there in the layout of one's own images, instead of the published files."""
-    published = any((dataset.folder / file["name"]).exists() for file in dataset.files)
-    own = (dataset.folder / "train").is_dir() or any(dataset.folder.glob("train-images*-ubyte*"))
-    return bool(dataset.files) and own and not published and dataset.reader != "idx_in"  # whose own files are IDX, too
+def own_layout(dataset: DataSet) -> str | None:
+    """The reader of a published data set that somebody put there in the layout of one's own images; None if nobody did."""
+    if not dataset.files or any(is_there(dataset.folder, file["name"]) for file in dataset.files):
+        return None
+    idx_in = dataset.reader == "idx_in"  # whose published files are IDX, too, and have names of their own
+    if any(dataset.folder.glob("[!.]*-ubyte*" if idx_in else "train-images*-ubyte*")):
+        return "idx_in" if idx_in else "idx"
+    return "class_folders" if (dataset.folder / "train").is_dir() else None
+
+
+def is_there(folder: Path, name: str) -> bool:
+    """Whether a published file is, as a file, or, of an archive, unpacked in a folder of its name."""
+    return (folder / name).is_file() or bool(ARCHIVE.search(name)) and (folder / ARCHIVE.sub("", name)).is_dir()
 
 
 def _from_table(dataset: DataSet, reader, scratch: Path | None) -> dict[str, Examples]:

@@ -25,7 +25,7 @@ def state_of(dataset: DataSet, settings: DataConfig) -> tuple[str, dict | None]:
         return "embedded", meta
     if not lacking and not datasets.is_missing(dataset):
         return ("cached" if meta else "ready"), meta
-    if any(fetch.is_there(dataset.folder, file["name"]) for file in dataset.files):
+    if any(datasets.is_there(dataset.folder, file["name"]) for file in dataset.files):
         return "partial", None
     return ("manual" if any(fetch.is_manual(file) for file in lacking) or not lacking else "downloadable"), None
 
@@ -98,7 +98,7 @@ def _prepare_one(dataset: DataSet, settings: DataConfig, raw: Path | None, uses:
         return found
     brought = [file for file in dataset.files if (dataset.folder / file["name"]).is_file()]
     for file in dataset.files if raw and fetch.absent(dataset) else []:
-        if not fetch.is_there(dataset.folder, file["name"]) and fetch.link(file, dataset, raw, uses[file["name"]] == 1):
+        if not datasets.is_there(dataset.folder, file["name"]) and fetch.link(file, dataset, raw, uses[file["name"]] == 1):
             brought.append(file)
     reasons = {}
     for file in fetch.absent(dataset):

@@ -24,7 +24,6 @@ from tqdm import tqdm
 from nevis_lite import datasets
 from nevis_lite.config import MissingData
 from nevis_lite.datasets import DataSet
-from nevis_lite.raw import ARCHIVES
 
 TIMEOUT = 60.0  # seconds without an answer or a byte
 WAITS = (1, 4, 15)  # seconds before another try of the same address, when none brought anything new
@@ -52,21 +51,15 @@ class _Failed(Exception):
 def absent(dataset: DataSet) -> list[dict]:
     """The published files that a data set lacks; one that is `instead_of` another is asked for in no case.
 
-    None are asked for where the user's own class folders or IDX files take their place.
+    None are asked for where the user's own class folders or IDX files take their place, or folders that may be what somebody
+    unpacked under a name of their own.
     """
-    there = {file.get("instead_of", file["name"]) for file in dataset.files if is_there(dataset.folder, file["name"])}
+    there = {file.get("instead_of", file["name"]) for file in dataset.files if datasets.is_there(dataset.folder, file["name"])}
     lacking = [file for file in dataset.files if "instead_of" not in file and file["name"] not in there]
     if not there and not datasets.is_missing(dataset):
-        own = any(path.is_dir() and not datasets.is_litter(path.name) or "-ubyte" in path.name
-                  for path in dataset.folder.iterdir())
-        return [] if own else lacking
+        unpacked = any(path.is_dir() and not datasets.is_litter(path.name) for path in dataset.folder.iterdir())
+        return [] if unpacked or datasets.own_layout(dataset) else lacking
     return lacking
-
-
-def is_there(folder: Path, name: str) -> bool:
-    """As a file, or, of an archive, unpacked in a folder of its name."""
-    ending = next((ending for ending in ARCHIVES if name.lower().endswith(ending)), None)
-    return (folder / name).is_file() or bool(ending) and (folder / name[:-len(ending)]).is_dir()
 
 
 def is_manual(file: dict) -> bool:

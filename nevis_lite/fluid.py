@@ -111,7 +111,7 @@ def run(settings: FluidConfig, out: str | Path, resume: bool = False) -> dict:
     tasks = stream.load(settings.tasks, settings.data.dir).tasks  # says what is missing before torch is loaded
     import torch
 
-    from nevis_lite import fit, fluid_pool, models, setup
+    from nevis_lite import fit, fluid_pool, fluid_pretrain, models, setup
     from nevis_lite.fluid_methods import METHODS
     from nevis_lite.run_folder import write_atomic, write_json
 
@@ -124,6 +124,8 @@ def run(settings: FluidConfig, out: str | Path, resume: bool = False) -> dict:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     base, stages = fluid_pool.draw(fluid_pool.pool_of(tasks, settings.data, device), settings)
+    if any(METHODS[name].pretraining != "supervised" for name in settings.methods or METHODS):
+        fluid_pretrain.episode_classes(base, settings.pretrain)  # refuses a wrong way before anything is trained
     out, test = Path(out), stages["test"].sequence
     lock, done = _open(out, settings, setup.machine(device), resume)
     with lock:
@@ -235,8 +237,8 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
         known.add(int(label[t]))
         done = t + 1
         if done < length and when.due(done, last, log["hit"][:done], log["new"][:done]):
-            learner.update(Memory(stage.images, labels[:done], features), when.epochs)
-            updates.append({"t": done, "epochs": when.epochs, "images": done * when.epochs})
+            if learner.update(Memory(stage.images, labels[:done], features), when.epochs):
+                updates.append({"t": done, "epochs": when.epochs, "images": done * when.epochs})
             last, ready = done, ready if features is not None else done
         for name in MACS:
             log[f"macs_{name}"][t] = getattr(learner.meter, name)

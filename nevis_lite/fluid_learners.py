@@ -172,10 +172,13 @@ class Learner:
         self.count[slot] += 1
         self.total[slot] += self.embed(h[None])[0]
 
-    def update(self, memory: Memory, epochs: int):
-        """Epochs of SGD over the whole memory; its order and crops depend on the seed and on the memory's length."""
+    def update(self, memory: Memory, epochs: int) -> bool:
+        """Epochs of SGD over the whole memory; its order and crops depend on the seed and on the memory's length.
+
+        False when there is nothing to train.
+        """
         if not self.trains or len(memory) < 2:  # batch norm has no variance over one image
-            return
+            return False
         torch.manual_seed(int(seeds("fluid dropout", self.settings.seed, len(memory)).generate_state(1)[0]))
         for epoch in range(epochs):
             for batch in self.batches(memory, epoch):
@@ -187,6 +190,7 @@ class Learner:
                 loss.backward()
                 self.optimizer.step()
                 self.meter.train(len(batch.labels), full=self.full)
+        return True
 
     def batches(self, memory: Memory, epoch: int) -> Iterator[Batch]:
         """Parts of equal size, up to one, of the memory in a random order."""

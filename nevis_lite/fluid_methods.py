@@ -125,9 +125,8 @@ class Imprinting(Learner):
         if moves:
             self.head.weight[slot] = F.normalize(self.total[slot], dim=0)
 
-    def update(self, memory: Memory, epochs: int):
-        if self.switched:
-            super().update(memory, epochs)
+    def update(self, memory: Memory, epochs: int) -> bool:
+        return self.switched and super().update(memory, epochs)
 
 
 class StandardTraining(Learner):

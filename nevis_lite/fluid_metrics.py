@@ -71,7 +71,7 @@ class Log:
     macs_cached: np.ndarray  # (T,) float64, see `Meter`, after each sample
     macs_uncached: np.ndarray
     macs_backward: np.ndarray
-    updates: list[dict]  # {"t", "epochs", "images"}
+    updates: list[dict]  # {"t", "epochs", "images"} of those that were carried out
 
     def save(self, path):
         """Write an .npz, to a path or an open file, that numpy reads without pickle."""
@@ -100,7 +100,7 @@ def evaluate(log: Log, sequence: Sequence, thresholds: dict[str, float | None] |
     threshold, and the AUROC within `windows` parts of the sequence. "open_accuracy": by score, where a sample whose score is
     above its threshold is called new, and is a hit iff it is. "earlier": accuracy by number of earlier samples of the class.
     "over_time": running and windowed accuracy, and multiply-adds, at the end of each window. "macs": all multiply-adds;
-    "_usual" where a backward pass costs twice a forward pass, as usual, and not once, as in the paper.
+    "_usual" where a backward pass costs twice a forward pass, as usual, and not once, as in the paper. "updates": how many.
     Raises ValueError when the log is of another sequence, or empty.
     """
     length, count = len(sequence.label), sequence.count

@@ -44,13 +44,7 @@ def episodic(backbone: nn.Module, images: Pool, settings, cosine: bool):
 
     Logits are minus the squared distances to the means, or the cosines times a scale that is learned, 10 at first.
     """
-    options, size = settings.pretrain, settings.model.image_size
-    labels = images.labels.cpu().numpy()
-    rows = [np.flatnonzero(labels == label) for label in range(images.meta["num_classes"])]
-    rows = [found for found in rows if len(found) > options.shot]
-    if len(rows) < options.way:
-        raise UserError(f"pretrain.way={options.way}: only {len(rows)} of the pretraining classes have more than pretrain.shot "
-                        f"images; lower one of the two.")
+    options, size, rows = settings.pretrain, settings.model.image_size, episode_classes(images, settings.pretrain)
     scale = nn.Parameter(torch.tensor(10.0, device=images.device))
     groups = [*models.parameter_groups(backbone, settings.learn.weight_decay), {"params": [scale]}]
     optimizer = torch.optim.SGD(groups, lr=options.episode_lr, momentum=0.9)
@@ -75,6 +69,17 @@ def episodic(backbone: nn.Module, images: Pool, settings, cosine: bool):
         optimizer.step()
     if options.episodes and not math.isfinite(float(loss.detach())):
         raise UserError("pretrain.episode_lr: the pretraining on episodes diverged; lower it.")
+
+
+def episode_classes(images: Pool, options) -> list[np.ndarray]:
+    """The rows of each class that an episode may have, with more images than the shot; UserError for fewer than the way."""
+    labels = images.labels.cpu().numpy()
+    rows = [np.flatnonzero(labels == label) for label in range(images.meta["num_classes"])]
+    rows = [found for found in rows if len(found) > options.shot]
+    if len(rows) < options.way:
+        raise UserError(f"pretrain.way={options.way}: only {len(rows)} of the pretraining classes have more than pretrain.shot "
+                        f"images; lower one of the two.")
+    return rows
 
 
 def network(kind: str, folder: Path, images: Pool, settings) -> models.Classifier:

@@ -166,7 +166,8 @@ def pretrained(name: str, weights: str) -> tuple[dict, int | None]:
     With it the FLOPs that went into it, if the file tells: a run's predictor does.
 
     The file is a .safetensors, or what `torch.save` wrote: a state dict, a checkpoint with one inside, or a run's predictor.
-    Its head is left out. All parameters and the statistics of batch norm must be there, in their shapes: UserError otherwise.
+    Its head is left out. All parameters and the statistics of batch norm must be there, finite, in their shapes: UserError
+    otherwise.
     """
     if weights == "published":
         if "/" not in name:
@@ -185,6 +186,8 @@ def pretrained(name: str, weights: str) -> tuple[dict, int | None]:
         if alias and found[alias].shape != wanted[key].shape:
             raise UserError(f"{weights}: is not of {name}; {alias} has the shape {tuple(found[alias].shape)} instead of "
                             f"{tuple(wanted[key].shape)}.")
+        if alias and not found[alias].isfinite().all():
+            raise UserError(f"{weights}: {alias} has values that are not finite; its training diverged, take other weights.")
     rest = [key for key in found if key not in matched.values()]
     more_than_a_head = len({key.rpartition(".")[0] for key in rest}) > 1
     if more_than_a_head and {_part(key) for key in rest} & {_part(key) for key in wanted}:

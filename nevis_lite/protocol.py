@@ -148,7 +148,7 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
         _keep_trial(session, task, number)
     best = folder.state["best"]
     if best is None:
-        raise UserError(f"{task.name}: all {trials} trials of task {task.index} diverged; lower the upper end of search.lr.")
+        raise UserError(_why_none_is_done(session, task, start["source"]))
 
     chosen = session.trials(task)[best["trial"]]
     name = chosen["hyperparameters"].get("model", setup.config.model.name)
@@ -178,6 +178,16 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
             "flops": flops.add(*(row["flops"] for row in session.trials(task)),
                                {"select": start["flops"], "predict": predicted}),
             "curve": chosen["curve"]}
+
+
+def _why_none_is_done(session: Session, task: Task, source: baselines.Source) -> str:
+    """What to tell when all trials of a task failed."""
+    settings, rows = session.setup.config, session.trials(task)
+    if any(row["steps"] for row in rows):
+        return f"{task.name}: all {len(rows)} trials of task {task.index} diverged; lower the upper end of search.lr."
+    weights = {None: "random ones of model.name", PRETRAINED: f"model.weights={settings.model.weights}"}
+    return (f"{task.name}: the outputs of task {task.index}'s network are not finite before any update, so that no search.lr "
+            f"helps; look at the weights that it starts from: {weights.get(source) or session.folder.predictor(source)}.")
 
 
 def _judge(session: Session, task: Task, name: str, state: dict) -> float | None:

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from nevis_lite import datasets, fetch
+from nevis_lite.config import UserError
 from nevis_lite.datasets import DataSet
 from nevis_lite.fetch import FetchError
 
@@ -351,6 +352,18 @@ def test_own_class_folders_or_idx_files_may_take_the_place_of_all(tmp_path):
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "train-images-idx3-ubyte.gz").touch()
     assert fetch.absent(entry(tmp_path / "one", "a.zip")) == fetch.absent(entry(tmp_path / "two", "a.zip")) == []
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "test-images-idx3-ubyte.gz").touch()  # which alone are no data set
+    assert len(fetch.absent(entry(tmp_path / "three", "a.zip"))) == 1
+
+
+@pytest.mark.parametrize("archive", ["train.zip", "train.TAR.GZ"])
+def test_an_unpacked_archive_named_train_is_a_published_file_and_no_layout_of_ones_own(tmp_path, archive):
+    (tmp_path / "train").mkdir()
+    dataset = entry(tmp_path, archive, "labels.csv", reader="no_such_reader")
+    assert [file["name"] for file in fetch.absent(dataset)] == ["labels.csv"] and datasets.own_layout(dataset) is None
+    with pytest.raises(UserError, match="unknown reader no_such_reader"):
+        datasets.read(dataset)
 
 
 def test_files_at_hand_are_linked(tmp_path):

@@ -141,7 +141,11 @@ def test_compute_is_what_the_updates_visit(whole, settings):
     assert spent["lwf"]["cached"] == spent["standard"]["cached"] + visits * (forward + head)
     assert spent["ewc"]["cached"] == spent["standard"]["cached"] + 2 * 4 * (forward + head)
     assert spent["standard"]["cached"] < spent["der"]["cached"] < spent["derpp"]["cached"]
-    assert results["methods"]["standard"]["updates"] == (samples - 1) // 20
+    due = (samples - 1) // 20
+    before = sum(t < samples / 9 for t in range(20, samples, 20))  # imprint switches at a ninth of the sequence
+    for name in METHODS:
+        done = {"ncm": 0, "ptn": 0, "meta_baseline": 0, "imprint": due - before}.get(name, due)
+        assert results["methods"][name]["updates"] == len(Log.load(out / "methods" / name / "log.npz").updates) == done, name
 
 
 def backbone_macs(options):
@@ -382,6 +386,14 @@ def test_what_makes_no_sense_is_told_in_one_sentence(changes, message, settings,
     with pytest.raises(UserError) as error:
         fluid.run(settings(**changes), tmp_path / "run")
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("methods", [["ncm", "ptn"], ["ncm", "meta_baseline"], []])
+def test_a_way_that_is_too_large_is_told_before_anything_is_trained(methods, settings, tmp_path):
+    with pytest.raises(UserError, match="pretrain.way=25: only"):
+        fluid.run(settings(pretrain={"way": 25}, methods=methods), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert fluid.run(settings(pretrain={"way": 25}, methods=["ncm"]), tmp_path / "run")["methods"]["ncm"]["updates"] == 0
 
 
 def test_the_command(settings, tmp_path, capsys, data_dir):

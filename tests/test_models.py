@@ -165,6 +165,7 @@ def test_weights_that_do_not_fit_are_refused(source, tmp_path):
         "empty.pt": ({"epoch": 1}, "holds no state dict"),
         "list.pt": ([1, 2], "holds no state dict"),
         "larger.pt": (state | {f"layer3.1.{key}": value for key, value in state.items() if "layer1" in key}, "larger network"),
+        "nan.pt": (state | {"bn1.weight": torch.full((16,), torch.nan)}, "bn1.weight has values that are not finite"),
         "code.pt": (models.build("torchvision/resnet18"), "cannot be read safely|can be read safely"),
     }
     for name, (content, words) in cases.items():

@@ -497,6 +497,27 @@ def test_stopped_in_every_trial_a_run_with_failures_ends_the_same(settings, asse
     assert_same(tmp_path / "b" / "run", tmp_path / "a" / "run")
 
 
+@pytest.mark.parametrize("baseline", ["pt", "ft-prev"])
+def test_outputs_that_no_update_made_infinite_are_not_put_down_to_the_learning_rate(baseline, settings, of_baseline, tmp_path,
+                                                                                   monkeypatch):
+    huge = torch.load(of_baseline("pt")["model"]["weights"], weights_only=True)
+    huge["state"] = {key: value * 1e30 if key.endswith("weight") else value for key, value in huge["state"].items()}
+    torch.save(huge, tmp_path / "huge.pt")
+    changes, named = {"model": {"weights": str(tmp_path / "huge.pt")}}, f"model.weights={tmp_path / 'huge.pt'}"
+    if baseline == "ft-prev":
+        changes, named = {}, str(tmp_path / "run" / "predictors" / "000.pt")
+        load = baselines.View.backbone
+        monkeypatch.setattr(baselines.View, "backbone", lambda view, source, path=None: spoilt(load(view, source, path)))
+
+        def spoilt(backbone):
+            for weight in backbone.parameters():
+                weight.data *= 1e30
+            return backbone
+    with pytest.raises(UserError) as caught:
+        train.run(settings(baseline=baseline, **changes), tmp_path / "run")
+    assert str(caught.value).endswith(f"look at the weights that it starts from: {named}.") and "lower" not in str(caught.value)
+
+
 def test_when_all_trials_fail_the_run_ends_with_one_sentence(config_file, settings, tmp_path, capsys):
     absurd = {"lr": [1e8, 1e9]}
     command = ["--config", config_file(search=absurd), "--out", str(tmp_path / "run")]
