@@ -251,16 +251,12 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
 
 def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> tuple:
     """Make the folder, or check that it holds a run of these settings; its lock, and the finished methods' results by name."""
-    from nevis_lite.run_folder import differences, holds_run, only_one, write_atomic, write_json
+    from nevis_lite.run_folder import MAY_CHANGE, holds_run, only_one, refuse_changes, write_atomic, write_json
 
     started, plain = out / "config.yaml", config.to_dict(settings)
     if holds_run(out, resume):
-        before, free = config.read_yaml(started.read_text(encoding="utf-8"), str(started)), ("methods", "checkpoint_seconds")
-        changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in differences(before, plain)
-                   if key.split(".")[0] not in free and key != "data.dir"]
-        if changed:
-            raise UserError(f"{out}: the settings changed since the run began ({'; '.join(changed[:3])}); change them back, or "
-                            "start anew with another --out.")
+        before = config.read_yaml(started.read_text(encoding="utf-8"), str(started))
+        refuse_changes(out, "config.yaml", before, plain, (*MAY_CHANGE, "methods"))
     done = fluid_metrics.load(out)["methods"] if (out / "results.json").is_file() else {}
     out.mkdir(parents=True, exist_ok=True)
     lock = only_one(out)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from nevis_lite.config import UserError, nearest, need
+from nevis_lite.run_folder import load_state
 
 
 def _resnet(blocks: list[int], imagenet_stem: bool) -> ResNet:
@@ -216,10 +217,7 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], int | None]:
             return safetensors.load_file(path), None
         except Exception as error:  # its own error is no kind of OSError or ValueError
             raise UserError(f"{path}: cannot be read ({error}).") from None
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has many ways to say "broken file"
-        raise UserError(f"{path}: holds no state dict that can be read safely ({type(error).__name__}).") from None
+    content = load_state(path, advice="take a file that holds a state dict")
     spent = content.get("flops") if isinstance(content, dict) else None
     spent = spent if type(spent) is int and spent >= 0 else None
     for key in ("state", "state_dict", "model"):

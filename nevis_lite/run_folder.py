@@ -22,6 +22,7 @@ from nevis_lite.config import UserError, read_yaml, write_yaml
 
 ROWS = ("trials", "tasks")
 EARLY_FILES = ("lock", "environment.json", "environment.json.part", "config.yaml.part")  # what a kill at the start may leave
+MAY_CHANGE = ("data.dir", "processes", "checkpoint_seconds")  # settings, between a stop and a resume
 NOTHING_DONE = {"task": 0, "seconds": 0.0, "rows": dict.fromkeys(ROWS, 0)}
 
 
@@ -63,14 +64,22 @@ def only_one(folder: Path):
     return file
 
 
-def load_state(path: Path, device="cpu") -> dict:
-    """What torch.save wrote into a file of a run; UserError if it's damaged."""
+def load_state(path: Path, device="cpu", advice: str = "delete it, and its work is done again"):
+    """What torch.save wrote into a file; UserError with the advice if it's damaged."""
     import torch
 
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch has many ways to say "broken file"
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}); delete it, and its work is done again.") from None
+        raise UserError(f"{path}: cannot be read safely ({type(error).__name__}); {advice}.") from None
+
+
+def refuse_changes(folder: Path, what: str, before, now, free: tuple[str, ...] = ()):
+    """UserError if nested settings differ from those that the run in `folder` began with, other than under the `free` keys."""
+    changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in differences(before, now) if key not in free]
+    if changed:
+        raise UserError(f"{folder}: {what} changed since the run began ({'; '.join(changed[:3])}); "
+                        "change it back, or start anew with another --out.")
 
 
 class RunFolder:
@@ -95,34 +104,26 @@ class RunFolder:
 
     def _go_on(self, started: Path, config: dict, environment: dict) -> dict:
         """The checkpoint of the run that is in the folder, if it's a run of this config on these data."""
-        self._compare("config.yaml", _that_matters(read_yaml(started.read_text(encoding="utf-8"), str(started))),
-                      _that_matters(config))
+        settings = read_yaml(started.read_text(encoding="utf-8"), str(started))
+        refuse_changes(self.path, started.name, settings, config, MAY_CHANGE)
         before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-        self._compare("the data", before["data"], environment["data"])
+        refuse_changes(self.path, "the data", before["data"], environment["data"])
         if before["device"] != environment["device"]:
             print(f"The run began on {before['device']} and goes on on {environment['device']}: "
                   "its numbers will agree with an uninterrupted run to rounding only.")
         return self._load_checkpoint()
 
-    def _compare(self, what: str, before: dict, now: dict):
-        changed = [f"{key} was {old!r} and is {new!r}" for key, old, new in differences(before, now)]
-        if changed:
-            raise UserError(f"{self.path}: {what} changed since the run began ({'; '.join(changed[:3])}); "
-                            "change it back, or start anew with another --out.")
-
     def _load_checkpoint(self) -> dict:
         """The newest whole checkpoint; the previous one if the newest cannot be read. UserError if none of them can."""
-        import torch
-
         damaged = []
         for name in ("checkpoint.pt", "checkpoint.previous.pt"):
             path = self.path / name
             if path.is_file():
                 try:
-                    state = torch.load(path, map_location="cpu", weights_only=True)
-                except Exception as error:  # torch has many ways to say "broken file"
+                    state = load_state(path, advice="the one before it is tried")
+                except UserError as error:
                     damaged.append(path)
-                    print(f"{path} cannot be read ({type(error).__name__}).")
+                    print(error)
                     continue
                 for broken in damaged:  # out of the way, so that it never replaces the good one
                     broken.rename(broken.with_suffix(".damaged"))
@@ -190,22 +191,15 @@ def save_trial(run: Path, task: int, number: int, **content):
 
 def load_trial(run: Path, task: int, number: int) -> dict:
     """What `save_trial` wrote; nothing if there's no such file, or one of another task, or a damaged one."""
-    import torch
-
     path = trial_path(run, number)
     if not path.is_file():
         return {}
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has many ways to say "broken file"
-        print(f"{path} cannot be read ({type(error).__name__}); its trial starts anew.")
+        content = load_state(path, advice="its trial starts anew")
+    except UserError as error:
+        print(error)
         return {}
     return content if content["task"] == task else {}
-
-
-def _that_matters(config: dict) -> dict:
-    """Without what may change between a stop and a resume: how many processes, where data lie, how often to save."""
-    return {**config, "processes": None, "checkpoint_seconds": None, "data": {**config.get("data", {}), "dir": None}}
 
 
 def differences(before, now, prefix: str = "") -> list[tuple]:

@@ -100,6 +100,13 @@ def test_killed_in_every_phase_and_resumed_the_run_ends_the_same(config_file, fi
     assert_same(tmp_path / "run", finished("ft-d"))
 
 
+def test_a_config_of_the_run_that_holds_no_keys_is_one_sentence(settings, tmp_path):
+    train.run(settings(fit={"steps": 1}, search={"trials": 1}), tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("[1, 2]")
+    with pytest.raises(UserError, match="config.yaml changed since the run began"):
+        train.run(settings(fit={"steps": 1}, search={"trials": 1}), tmp_path / "run", resume=True)
+
+
 def test_other_pretrained_weights_are_noticed_at_resume(settings, of_baseline, tmp_path):
     weights = tmp_path / "weights.pt"
     shutil.copy(of_baseline("pt")["model"]["weights"], weights)
