@@ -101,6 +101,8 @@ class FitConfig:
     weight_decay: float = option(1e-4, "on conv and linear weights only", low=0.0)
     multi_label_loss: str = option("mean", "over an image's labels: mean, as in the reference, or sum", choices=("mean", "sum"))
     precision: str = option("auto", "auto is bf16 on CUDA and fp32 elsewhere", choices=("auto", "fp32", "bf16"))
+    compile: bool = option(False, "compile the backbone: minutes at first, then faster steps; needs a C++ compiler; on CUDA it "
+                                  "uses CUDA graphs")
 
 
 @dataclass

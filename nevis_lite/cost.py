@@ -73,7 +73,8 @@ def seconds_of(setup: Setup, task: Task, hyperparameters: dict) -> tuple[float, 
     dev = view.split("dev")
     batch = setup.batch(task, hyperparameters)
     batches = EndlessStream(view.split("train"), batch, config.data, config.model.image_size, (0, 0, 0))
-    trial = fit.start(baselines.initial_model(view, None, hyperparameters.get("model")), config.fit)
+    model = baselines.initial_model(view, None, hyperparameters.get("model"))
+    trial = fit.start(model, config.fit, compiled=setup.compiled(model, hyperparameters))
     picks = torch.arange(min(256 if setup.device.type == "cuda" else 32, len(dev)))
 
     def measure(work) -> float:
@@ -90,6 +91,8 @@ def seconds_of(setup: Setup, task: Task, hyperparameters: dict) -> tuple[float, 
             torch.cuda.synchronize(setup.device)
         return (time.perf_counter() - began) / repeats
 
+    for _ in range(2 * config.fit.compile):  # compiles, and records graphs
+        fit.update(trial, batches, {"lr": 0.01, "label_smoothing": 0.0}, config.fit)
     step = measure(lambda: fit.update(trial, batches, {"lr": 0.01, "label_smoothing": 0.0}, config.fit))
     image = measure(lambda: fit.predict(trial.model, dev, config.model.image_size, config.fit, picks))
     return step, image / len(picks)

@@ -6,6 +6,8 @@ device the pixels lie.
 
 from __future__ import annotations
 
+import functools
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,8 +36,28 @@ def generator(device: torch.device | str, purpose: str, *key: int) -> torch.Gene
     return torch.Generator(device).manual_seed(int(state >> 1))
 
 
+@functools.cache
+def say_once(what: str):
+    print(what, file=sys.stderr)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Splits in memory
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of a CUDA device, with what PyTorch holds in reserve; of others 0: nothing is put there."""
+    if device.type != "cuda":
+        return 0
+    in_reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + in_reserve
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """To CUDA through pinned memory, so that the host doesn't wait for the device; PyTorch keeps it until the copy is done."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @dataclass(frozen=True)
@@ -95,6 +117,11 @@ class Split:
         return torch.from_numpy(index).to(self.pixels.device)
 
     @cached_property
+    def depth(self) -> int:
+        """Channels of the crops: 1 if all images are grey, else 3."""
+        return int(self.index[:, 3].max())
+
+    @cached_property
     def pixels(self) -> Tensor:
         """(M,) uint8, on the device if it takes at most half of what is free there, else mapped from the file.
 
@@ -105,25 +132,31 @@ class Split:
             index = np.load(self.folder / f"{self.name}.index.npy")[self._rows[0]]
             pixels = np.concatenate([pixels[row[0]:row[0] + row[1:].prod()] for row in index])
         pixels = torch.from_numpy(pixels)
-        fits = self.device.type == "cuda" and pixels.numel() < torch.cuda.mem_get_info(self.device)[0] / 2
-        return pixels.to(self.device) if fits else pixels
+        free = free_bytes(self.device)
+        if pixels.numel() <= free / 2:
+            return pixels.to(self.device)
+        if self.device.type == "cuda":
+            say_once(f"{self.folder.name}, {self.name}: {pixels.numel() / 1e9:.1f} GB of pixels are more than half of the "
+                     f"{free / 1e9:.1f} GB free on the device, so crops are made on the CPU from the mapped file, which the "
+                     "system keeps in memory while there is room")
+        return pixels
 
     def crops(self, picks: Tensor, config: DataConfig, size: int, draws: Tensor) -> Tensor:
         """Random training crops of the images `picks` (B,) as (B, 3, size, size) floats in [-1, 1]; `draws` as of `draw`."""
-        index = self.index[picks.to(self.index.device)]
+        index = self.index[to_device(picks, self.index.device)]
         boxes = random_boxes(index[:, 1], index[:, 2], config.crop_area, draws[:, :-1].unflatten(1, (TRIES, 4)))
         mirror = draws[:, -1] < (0.5 if config.flip else 0.0)
-        return to_input(crop_and_resize(self.pixels, index, boxes, size, mirror).to(self.device))
+        crops = crop_and_resize(self.pixels, index, boxes, size, self.depth, mirror)
+        return to_input(to_device(crops, self.device))
 
     def squares(self, size: int, picks: Tensor | None = None) -> Tensor:
         """Central squares of all images, or of `picks`, resized: (N, 1 or 3, size, size) uint8. Those of all are kept."""
         if picks is None and size in self._squares:
             return self._squares[size]
-        index = self.index if picks is None else self.index[picks.to(self.index.device)]
-        parts = [crop_and_resize(self.pixels, part, central_boxes(part[:, 1], part[:, 2]), size).to(self.device)
+        index = self.index if picks is None else self.index[to_device(picks, self.index.device)]
+        parts = [crop_and_resize(self.pixels, part, central_boxes(part[:, 1], part[:, 2]), size, self.depth)
                  for part in index.split(1024)]
-        depth = max(part.shape[1] for part in parts)
-        squares = torch.cat([part.expand(-1, depth, -1, -1) for part in parts])
+        squares = torch.cat([to_device(part, self.device) for part in parts])
         if picks is None:
             self._squares[size] = squares
         return squares
@@ -164,20 +197,18 @@ class EndlessStream:
             draws = torch.cat([draw(self.batch, generator(self.split.pixels.device, "crops", *self.key, step))[part]
                                for step in steps])
             images = self.split.crops(picks, self.config, self.size, draws)
-            labels = self.split.labels[picks.to(self.split.device)]
+            labels = self.split.labels[to_device(picks, self.split.device)]
             size = part.stop - part.start
             batches = list(zip(images.split(size), labels.split(size), strict=True))
             self._ready = steps, batches
         return batches[step - steps.start]
 
     def picks(self, step: int) -> Tensor:
-        count = len(self.split)
-        positions = torch.arange(step * self.batch, (step + 1) * self.batch)
-        epochs = positions // count
-        needed = range(int(epochs[0]), int(epochs[-1]) + 1)
+        count, begin, end = len(self.split), step * self.batch, (step + 1) * self.batch
+        epochs = range(begin // count, (end - 1) // count + 1)
         self._orders = {epoch: self._orders[epoch] if epoch in self._orders else
-                        torch.randperm(count, generator=generator("cpu", "order", *self.key, epoch)) for epoch in needed}
-        return torch.cat([self._orders[epoch][positions[epochs == epoch] % count] for epoch in needed])
+                        torch.randperm(count, generator=generator("cpu", "order", *self.key, epoch)) for epoch in epochs}
+        return torch.cat([self._orders[epoch][max(0, begin - epoch * count):end - epoch * count] for epoch in epochs])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -230,13 +261,14 @@ def central_boxes(height: Tensor, width: Tensor) -> Tensor:
     return torch.stack([(height - side) // 2, (width - side) // 2, side, side], dim=1)
 
 
-def crop_and_resize(pixels: Tensor, index: Tensor, boxes: Tensor, size: int, mirror: Tensor | None = None) -> Tensor:
-    """Cut `boxes` (B, 4) from the images at `index` (B, 4) and resize: (B, C, size, size) uint8, C = 1 if all are grey.
+def crop_and_resize(pixels: Tensor, index: Tensor, boxes: Tensor, size: int, depth: int, mirror: Tensor | None = None
+                    ) -> Tensor:
+    """Cut `boxes` (B, 4) from the images at `index` (B, 4) and resize: (B, depth, size, size) uint8; depth is 3, or 1 if all
+    images are grey.
 
     Bilinear with half-pixel centres and without antialiasing, the value cut off to whole numbers, as the reference does.
     """
     offset, _, width, channels = (column[:, None, None] for column in index.T)  # (B, 1, 1) each
-    depth = int(channels.max())
     y0, y1, fy = _taps(boxes[:, 0], boxes[:, 2], size)
     x0, x1, fx = _taps(boxes[:, 1], boxes[:, 3], size)
     if mirror is not None:

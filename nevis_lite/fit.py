@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +13,14 @@ from torch import Tensor, nn
 
 from nevis_lite import metrics, models, parallel
 from nevis_lite.config import FitConfig, UserError
-from nevis_lite.data import EndlessStream, Split, seeds
+from nevis_lite.data import EndlessStream, Split, say_once, seeds
 
 EVALUATION_BATCH = 512
 LEAST_SHARE = 2  # images: batch norm cannot work on one
 FINAL_LR = 1e-8  # where the cosine ends
+RECOMPILE_LIMIT = 256  # variants of a compiled backbone: each batch size, with and without running statistics
+# The same update in few kernels. On the CPU `foreach` gives the numbers of the plain loop, which `fused` doesn't.
+SGD_KERNELS = {"cuda": {"fused": True}, "cpu": {"foreach": True}}
 
 
 def pick_device(name: str) -> torch.device:
@@ -128,12 +129,7 @@ def _retry(what: str):
     """Call it outside of the handler: the exception holds what the failed try had allocated."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    _say_once(what)
-
-
-@cache
-def _say_once(what: str):
-    print(what, file=sys.stderr)
+    say_once(what)
 
 
 @dataclass
@@ -150,6 +146,10 @@ class Trial:
 
     model: models.Classifier
     optimizer: torch.optim.Optimizer
+    backbone: Callable[[Tensor], Tensor]  # the model's, or its compiled form
+    norms: list[nn.Module]
+    statistics: list[list[Tensor]]  # what batch norm has gathered, which a forward pass changes; a list a type of number
+    before: list[list[Tensor]]  # where they are put aside
     auxiliaries: list[Auxiliary] = field(default_factory=list)
     step: int = 0
     curve: list = field(default_factory=list)
@@ -181,26 +181,58 @@ class Trial:
         return nn.ModuleList(auxiliary.head for auxiliary in self.auxiliaries)
 
 
-def start(model: models.Classifier, config: FitConfig, auxiliaries: list[Auxiliary] = ()) -> Trial:
-    """A trial before its first step: every task starts with a fresh optimiser (SGD, Nesterov momentum 0.9)."""
+def start(model: models.Classifier, config: FitConfig, auxiliaries: list[Auxiliary] = (), compiled: Callable | None = None
+          ) -> Trial:
+    """A trial before its first step: every task starts with a fresh optimiser (SGD, Nesterov momentum 0.9).
+
+    `compiled`: a form of the model's backbone (`compile_backbone`) that computes the features in training.
+    """
     trained = nn.ModuleList([model, *(auxiliary.head for auxiliary in auxiliaries)])
     groups = models.parameter_groups(trained, config.weight_decay)
-    return Trial(model, torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True), list(auxiliaries))
+    kernels = SGD_KERNELS.get(model.head.weight.device.type, {})
+    optimizer = torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True, **kernels)
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm)]
+    buffers = [value for layer in norms for value in layer.buffers()]
+    statistics = [[value for value in buffers if value.dtype == kind] for kind in {value.dtype for value in buffers}]
+    before = [[torch.empty_like(value) for value in values] for values in statistics]
+    backbone = model.backbone if compiled is None else compiled
+    return Trial(model, optimizer, backbone, norms, statistics, before, list(auxiliaries))
+
+
+def compile_backbone(backbone: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A compiled form that works on the module's own parameters and buffers, with CUDA graphs on CUDA.
+
+    It lasts as long as they stay where they are: give the module other weights by `load_state_dict`. Each batch size is
+    compiled when it is first met. Random draws (dropout) are those of the module itself.
+    """
+    device = next(backbone.parameters()).device
+    torch._dynamo.config.cache_size_limit = RECOMPILE_LIMIT  # beyond, it silently does not compile
+    options = {"triton.cudagraphs": device.type == "cuda", "fallback_random": True}  # the former is mode="reduce-overhead"
+    return torch.compile(backbone, dynamic=False, options=options)
+
+
+def check_compiler(device: torch.device):
+    """UserError where torch.compile does not work, told before any training."""
+    try:
+        torch.compile(torch.neg)(torch.ones(2, device=device))
+    except Exception as error:  # torch has many ways to say what is missing
+        raise UserError(f"fit.compile: cannot compile for {device.type} ({str(error).strip().splitlines()[0]}); it needs a C++ "
+                        "compiler such as g++ with Python's headers, and Triton for CUDA; or leave fit.compile out.") from None
 
 
 def train(model: models.Classifier, batches: EndlessStream, dev: Split, hyperparameters: dict, config: FitConfig,
-          auxiliaries: list[Auxiliary] = (), snapshot: dict | None = None,
+          auxiliaries: list[Auxiliary] = (), snapshot: dict | None = None, compiled: Callable | None = None,
           on_step: Callable[[Trial], None] = lambda trial: None) -> Trial:
     """Train `model` for `config.steps` updates and return the trial, with the best weights on dev kept.
 
     `hyperparameters`: lr, label_smoothing, the weight of the `auxiliaries` and, in place of the config's, schedule. `snapshot`
     goes on where an earlier call was stopped. `on_step` is called after each update and may raise to stop. A loss or output
-    that isn't finite ends the trial with `failed` set. Where `batches` has a share, so have the auxiliaries', and the other
-    processes train on the rest of each batch at the same time.
+    that isn't finite ends the trial with `failed` set. `compiled` is as of `start`. Where `batches` has a share, so have the
+    auxiliaries', and the other processes train on the rest of each batch at the same time.
     """
     if batches.share[1] > 1 and batches.split.device.type == "cuda":  # where alone it exists
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    trial = start(model, config, auxiliaries)
+    trial = start(model, config, auxiliaries, compiled)
     if snapshot:
         trial.restore(snapshot)
     size = batches.size
@@ -221,10 +253,9 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
     schedule = hyperparameters.get("schedule", config.schedule)
     for group in trial.optimizer.param_groups:
         group["lr"] = learning_rate(trial.step, config.steps, warmup, hyperparameters["lr"], schedule)
-    trial.model.train()
-    statistics = _statistics(trial.model)
-    before = [torch.empty_like(value) for value in statistics]
-    _copy(before, statistics)
+    if not (trial.model.training and trial.model.backbone.training):  # setting it takes longer than looking
+        trial.model.train()
+    _copy(trial.before, trial.statistics)
     while True:
         try:
             loss = _gradients(trial, batches, hyperparameters, config)
@@ -236,12 +267,12 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
             if batches.share[1] > 1 and batches.split.device.type == "cuda":  # the others wait for its batch norms
                 raise UserError(f"batches of {batches.batch} images do not fit into the memory of {batches.share[1]} devices: "
                                 "take more processes, a smaller fit.max_batch, or parallel=trials.") from None
-        _copy(statistics, before)
+        _copy(trial.statistics, trial.before)
         trial.parts *= 2
         _retry(f"batches of {batches.batch} images take more memory than there is; going on in {trial.parts} parts, "
                "of which batch norm sees one at a time")
     if batches.share[1] > 1:
-        statistics = [value for value in statistics if value.is_floating_point()]
+        statistics = [value for values in trial.statistics for value in values if value.is_floating_point()]
         for value in statistics:
             value /= batches.share[1]  # where batch norm sees only its share, the mean over all is kept
         parallel.add_up([loss, *(parameter.grad for group in trial.optimizer.param_groups for parameter in group["params"]
@@ -254,9 +285,14 @@ def update(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: 
 def _gradients(trial: Trial, batches: EndlessStream, hyperparameters: dict, config: FitConfig) -> Tensor:
     """Leave the gradient of the step's loss in the parameters; returns that of the current task alone."""
     trial.optimizer.zero_grad(set_to_none=True)
+    # A compiled backbone's CUDA graphs write features and gradients into memory of their own, and reuse it from here on. That
+    # is safe: nothing of the step before is alive, its gradients having just been dropped. Within the step they aren't reused:
+    # PyTorch sees that gradients are alive when the next part or auxiliary task comes, and records graphs beside them.
+    if trial.backbone is not trial.model.backbone and batches.split.device.type == "cuda":
+        torch.compiler.cudagraph_mark_step_begin()
     loss = _backward(trial, trial.model.head, batches, 1.0, hyperparameters, config)
     for auxiliary in trial.auxiliaries:  # one after the other: memory for one batch, not for all
-        with _statistics_kept(trial.model):
+        with _statistics_kept(trial.norms):
             _backward(trial, auxiliary.head, auxiliary.batches, hyperparameters["auxiliary_weight"], hyperparameters, config)
     return loss
 
@@ -265,12 +301,12 @@ def _backward(trial: Trial, head: nn.Module, batches: EndlessStream, weight: flo
               config: FitConfig) -> Tensor:
     """Add the gradient of `weight` x the mean loss over the step's batch; returns that mean, or what a share adds to it."""
     images, labels = batches(trial.step)
-    backbone, total = trial.model.backbone, torch.zeros((), device=batches.split.device)
-    if isinstance(backbone, models.Foreign):  # may have dropout, which draws from torch's global generators
+    total = torch.zeros((), device=batches.split.device)
+    if isinstance(trial.model.backbone, models.Foreign):  # may have dropout, which draws from torch's global generators
         torch.manual_seed(int(seeds("dropout", *batches.key, trial.step).generate_state(1)[0]))
     for part, targets in zip(images.tensor_split(trial.parts), labels.tensor_split(trial.parts), strict=True):
         with autocast(config, batches.split.device):
-            logits = head(backbone(part))
+            logits = head(trial.backbone(part))
         loss = loss_function(batches.split.meta["kind"], logits.float(), targets, hyperparameters["label_smoothing"],
                              config.multi_label_loss) * (len(part) / batches.batch)
         (weight * loss).backward()
@@ -278,26 +314,16 @@ def _backward(trial: Trial, head: nn.Module, batches: EndlessStream, weight: flo
     return total
 
 
-def _norms(model: nn.Module) -> list[nn.Module]:
-    return [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm)]
-
-
-def _statistics(model: nn.Module) -> list[Tensor]:
-    """What batch norm has gathered, which a forward pass changes."""
-    return [value for layer in _norms(model) for value in layer.buffers()]
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]):
+def _copy(targets: list[list[Tensor]], sources: list[list[Tensor]]):
     """In an operation for each type of number, however many tensors there are."""
-    for kind in {target.dtype for target in targets}:
-        pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == kind]
-        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+    for target, source in zip(targets, sources, strict=True):
+        torch._foreach_copy_(target, source)
 
 
 @contextmanager
-def _statistics_kept(model: nn.Module):
+def _statistics_kept(norms: list[nn.Module]):
     """Batch norm uses the batch's own statistics, and its running ones, which predictions will use, stay the current task's."""
-    layers = [layer for layer in _norms(model) if layer.track_running_stats]
+    layers = [layer for layer in norms if layer.track_running_stats]
     for layer in layers:
         layer.track_running_stats = False
     try:

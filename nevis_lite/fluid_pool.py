@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nevis_lite import cache
 from nevis_lite.config import DataConfig, UserError
-from nevis_lite.data import Split, seeds
+from nevis_lite.data import Split, free_bytes, seeds
 from nevis_lite.fluid_sequence import Sequence, build_sequence, reserve
 from nevis_lite.stream import Task
 
@@ -50,7 +50,7 @@ def pool_of(tasks: list[Task], data: DataConfig, device: torch.device) -> Pool:
             offset += len(split.pixels)
         classes += [f"{task.name}: {name}" for name in meta["classes"] or range(meta["num_classes"])]
     pixels, index = torch.cat(pixels), torch.cat(index)
-    if device.type == "cuda" and pixels.numel() < torch.cuda.mem_get_info(device)[0] / 2:
+    if pixels.numel() <= free_bytes(device) / 2:
         pixels, index = pixels.to(device), index.to(device)
     return Pool(index, pixels, torch.cat(labels), classes, device)
 

@@ -89,7 +89,7 @@ def _learn_all(setup: Setup, out: Path, team: Team, folder: RunFolder) -> dict:
     progress = Progress(planned, flops.total(flops.add(*spent)))
     session = Session(setup, out, team, progress, folder, folder.state["seconds"])
     for task in setup.tasks[folder.state["task"]:]:
-        setup.opened.clear()  # frees the memory of the task before
+        setup.forget()
         folder.append("tasks", _learn_and_judge(session, task))
         session.save(task.index + 1)
     shutil.rmtree(out / "working", ignore_errors=True)
@@ -107,7 +107,7 @@ def _follow(setup: Setup, out: Path, team: Team) -> dict:
                         "--out that all machines share.")
     session = Session(setup, out, team, Progress([0] * len(setup.tasks), 0, quiet=True))
     while "results" not in (told := team.tell()):
-        setup.opened.clear()
+        setup.forget()
         view = setup.view(setup.tasks[told["task"]], told["memory"])
         _take_trials(session, view, told["start"], told["done"])
     return told["results"]
@@ -231,6 +231,7 @@ def _run_trial(session: Session, view: View, start: dict, number: int):
         return
     snapshot = found.get("snapshot")
     model = baselines.initial_model(view, start["source"], hyperparameters.get("model"))
+    compiled = setup.compiled(model, hyperparameters)
     batch, key = setup.batch(task, hyperparameters), (settings.seed, task.index, number)
     whole = (1.0, 1.0)  # of which nothing but the central square fits
     augmentation = dataclasses.replace(settings.data, flip=hyperparameters.get("flip", settings.data.flip),
@@ -260,7 +261,8 @@ def _run_trial(session: Session, view: View, start: dict, number: int):
                 raise Interrupted
             saved = time.monotonic()
 
-    trial = fit.train(model, batches, view.split("dev"), hyperparameters, settings.fit, auxiliaries, snapshot, on_step)
+    trial = fit.train(model, batches, view.split("dev"), hyperparameters, settings.fit, auxiliaries, snapshot, compiled,
+                      on_step)
     session.progress.end(trial)
     row = {"task": task.index, "trial": number, "hyperparameters": hyperparameters,
            "status": "failed" if trial.failed else "done", "error": None if trial.failed else trial.best_error,

@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class Setup:
     pretraining_flops: int | None
     indep: dict[int, Path]  # predictors of select.indep_run by task index
     opened: dict = field(default_factory=dict)  # splits of the current task, so that its trials share what is in memory
+    backbones: dict = field(default_factory=dict)  # by network: the one that all trials train, and its compiled form
 
     def open(self, task: int, name: str) -> Split | Announced:
         if (task, name) not in self.opened:
@@ -57,6 +59,27 @@ class Setup:
             self.opened[task, name] = (Split(folder, name, self.device, part) if folder else
                                        Announced(self.tasks[task].dataset.images[name] // (part or (0, 1))[1]))
         return self.opened[task, name]
+
+    def forget(self):
+        """Free the memory of the task before."""
+        self.opened.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def compiled(self, model: models.Classifier, hyperparameters: dict) -> Callable | None:
+        """With fit.compile, the compiled form of the model's backbone, which is replaced by one that outlives the trial.
+
+        That one takes over the weights in place, so that each network is compiled once a run.
+        """
+        if not self.config.fit.compile:
+            return None
+        name = hyperparameters.get("model", self.config.model.name)
+        if name not in self.backbones:
+            self.backbones[name] = model.backbone, fit.compile_backbone(model.backbone)
+        backbone, compiled = self.backbones[name]
+        backbone.load_state_dict(model.backbone.state_dict())
+        model.backbone = backbone
+        return compiled
 
     def size(self, task: int, name: str) -> int:
         return len(self.open(task, name))
@@ -105,6 +128,10 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
     networks = {name: network(name, key, settings.model.image_size) for name, key in
                 [(settings.model.name, "model.name"), *((name, "search.model") for name in settings.search.model)]}
     _check_combination(settings, baseline, loaded)
+    if settings.fit.compile:
+        if settings.parallel == "data" and parallel.world() > 1 and device.type == "cuda":
+            raise UserError("fit.compile: synchronised batch norm is not compiled; leave it out, or take parallel=trials.")
+        fit.check_compiler(device)
     weights = settings.model.weights
     not_needed = weights is None or dry and (weights == "published" or not Path(weights).is_file())
     pretrained, pretraining_flops = (None, None) if not_needed else models.pretrained(settings.model.name, weights)

@@ -89,6 +89,21 @@ def config_file(settings, tmp_path_factory):
     return write
 
 
+@pytest.fixture
+def counted_compile(monkeypatch):
+    """The graphs that torch.compile is given from now on. They run as they are, so that no C++ compiler is needed."""
+    compiled, graphs = torch.compile, []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda what, dynamic=None, options=None: compiled(what, dynamic=dynamic,
+                                                                                            backend=backend))
+    return graphs
+
+
 @pytest.fixture(scope="session")
 def read_run():
     """read_run(folder): what must be equal in equal runs, so all but seconds; predictors as tensors."""

@@ -568,7 +568,7 @@ def mixed_batch() -> tuple[list[np.ndarray], torch.Tensor]:
 @pytest.mark.parametrize("size, most", [(1, 0.002), (7, 0.02), (32, 0.002), (64, 0.002)])
 def test_crops_are_those_of_interpolate_cut_to_whole_numbers(size, most):
     images, boxes = mixed_batch()
-    found = crop_and_resize(*packed(images), boxes, size)
+    found = crop_and_resize(*packed(images), boxes, size, 3)
     assert found.shape == (60, 3, size, size) and found.dtype == torch.uint8
     off = [assert_resized(*case, size) for case in zip(found, images, boxes, strict=True)]
     assert np.mean(off) < most  # the middle of 7 pixels often lies on a whole number, where single precision may miss it
@@ -576,36 +576,45 @@ def test_crops_are_those_of_interpolate_cut_to_whole_numbers(size, most):
 
 def test_an_image_at_its_own_size_is_untouched():
     image = noise(16, 16, 3)
-    found = crop_and_resize(*packed([image]), torch.tensor([[0, 0, 16, 16]]), 16)
+    found = crop_and_resize(*packed([image]), torch.tensor([[0, 0, 16, 16]]), 16, 3)
     np.testing.assert_array_equal(found[0].permute(1, 2, 0), image)
 
 
 def test_values_are_cut_off_not_rounded():
     image = np.array([[0, 3]], np.uint8)[..., None]  # 0, 0.75, 2.25, 3
-    assert crop_and_resize(*packed([image]), torch.tensor([[0, 0, 1, 2]]), 4)[0, 0, 0].tolist() == [0, 0, 2, 3]
+    assert crop_and_resize(*packed([image]), torch.tensor([[0, 0, 1, 2]]), 4, 1)[0, 0, 0].tolist() == [0, 0, 2, 3]
 
 
 def test_shrinking_a_crop_does_not_smooth():
     image = np.zeros((1, 9, 1), np.uint8)
     image[0, 4] = 255
-    assert crop_and_resize(*packed([image]), torch.tensor([[0, 0, 1, 9]]), 3)[0, 0, 0].tolist() == [0, 255, 0]
+    assert crop_and_resize(*packed([image]), torch.tensor([[0, 0, 1, 9]]), 3, 1)[0, 0, 0].tolist() == [0, 255, 0]
 
 
 def test_a_mirrored_crop_is_the_flipped_one():
     images, boxes = mixed_batch()
     mirror = torch.arange(60) % 2 == 0
-    plain, mirrored = (crop_and_resize(*packed(images), boxes, 20, mirror=flags) for flags in (None, mirror))
+    plain, mirrored = (crop_and_resize(*packed(images), boxes, 20, 3, flags) for flags in (None, mirror))
     torch.testing.assert_close(mirrored[mirror], plain[mirror].flip(3), rtol=0, atol=0)
     torch.testing.assert_close(mirrored[~mirror], plain[~mirror], rtol=0, atol=0)
 
 
-def test_a_batch_of_grey_images_has_one_channel_and_a_grey_image_among_colours_three():
+def test_a_grey_image_gives_its_one_channel_to_each_of_three():
     grey, colour = noise(5, 6, 1), noise(5, 6, 3)
     box = torch.tensor([[1, 1, 4, 4]])
-    alone = crop_and_resize(*packed([grey]), box, 8)
-    both = crop_and_resize(*packed([grey, colour]), box.repeat(2, 1), 8)
+    alone = crop_and_resize(*packed([grey]), box, 8, 1)
+    both = crop_and_resize(*packed([grey, colour]), box.repeat(2, 1), 8, 3)
     assert alone.shape == (1, 1, 8, 8) and both.shape == (2, 3, 8, 8)
     assert (both[0] == alone[0]).all() and not (both[1, 0] == both[1, 1]).all()
+
+
+@pytest.mark.parametrize("channels, depth", [((1, 1), 1), ((1, 3), 3), ((3, 3), 3)])
+def test_squares_of_a_split_have_one_channel_only_if_all_its_images_are_grey(tmp_path, channels, depth):
+    split = split_of(tmp_path, [noise(5, 6, number, seed=number).squeeze() for number in channels])
+    assert split.squares(4).shape == (2, depth, 4, 4)
+    for images in (next(split.batches(4, 2)), split.crops(torch.tensor([0, 1]), DataConfig(), 4, draw(2, seeded()))):
+        assert images.shape == (2, 3, 4, 4)
+        assert [bool((image[0] == image[2]).all()) for image in images] == [number == 1 for number in channels]
 
 
 def test_input_runs_from_minus_one_to_one():
@@ -675,6 +684,34 @@ def test_evaluation_batches_hold_every_image_once_in_order(tmp_path, batch):
     assert [len(part) for part in batches] == [min(batch, 7 - begin) for begin in range(0, 7, batch)]
     assert ((torch.cat(batches)[:, 0, 0, 0] + 1) * 255 / 2).round().tolist() == list(range(7))
     assert torch.cat(list(split.batches(4, batch, torch.tensor([5, 1])))).shape == (2, 3, 4, 4)
+
+
+META = torch.device("meta")  # stands for a GPU: tensors can be put there
+
+
+@pytest.mark.parametrize("free, where", [(2.0, "meta"), (1.99, "cpu"), (100, "meta"), (0, "cpu")])
+def test_pixels_go_to_the_device_if_they_take_at_most_half_of_what_is_free(tmp_path, monkeypatch, capsys, free, where):
+    split = split_of(tmp_path, [noise(5, 6, 3), noise(7, 8)])
+    monkeypatch.setattr(data, "free_bytes", lambda device: free * (90 + 56))
+    found = Split(split.folder, "train", META)
+    assert found.pixels.device.type == found.index.device.type == where
+    assert not capsys.readouterr().err
+
+
+def test_pixels_that_do_not_fit_on_a_gpu_are_told_once_and_stay_in_the_file(tmp_path, monkeypatch, capsys):
+    folder = split_of(tmp_path, [noise(5, 6, 3), noise(7, 8)]).folder
+    monkeypatch.setattr(data, "free_bytes", lambda device: 200)
+    data.say_once.cache_clear()
+    for name in ("train", "train"):
+        assert Split(folder, name, torch.device("cuda")).pixels.device.type == "cpu"
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and f"{folder.name}, train: 0.0 GB" in told[0] and "on the CPU from the mapped file" in told[0]
+
+
+def test_memory_that_pytorch_holds_in_reserve_is_free(monkeypatch):
+    for name, value in {"mem_get_info": (1000, 9000), "memory_reserved": 700, "memory_allocated": 200}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert data.free_bytes(torch.device("cuda")) == 1500 and data.free_bytes(torch.device("cpu")) == 0
 
 
 # ---- endless batches

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.metrics import average_precision_score
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nevis_lite import cache, fit, models
+from nevis_lite import cache, data, fit, models
 from nevis_lite.config import DataConfig, FitConfig, UserError
 from nevis_lite.data import EndlessStream, Split
 from nevis_lite.datasets import SPLITS, DataSet
@@ -243,6 +244,16 @@ def test_the_first_update_of_a_warmup_moves_no_weight_but_the_statistics(splits)
         assert torch.equal(value, before[name]) != ("running" in name or "tracked" in name)
 
 
+def gradients_of(trial: fit.Trial, stream: EndlessStream, hyperparameters: dict) -> dict:
+    """Make an update; what the optimiser got of each parameter, which it then uses as scratch paper."""
+    found = {}
+    hook = trial.optimizer.register_step_pre_hook(lambda optimizer, *_: found.update(
+        {weight: weight.grad.clone() for group in optimizer.param_groups for weight in group["params"]}))
+    fit.update(trial, stream, hyperparameters, CONFIG)
+    hook.remove()
+    return found
+
+
 # ---- auxiliary tasks
 
 
@@ -262,10 +273,10 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_losses(splits):
         images, labels = other.batches(0)
         total = total + 0.3 * F.cross_entropy(head(shadow.backbone(images)), labels, label_smoothing=0.1)
     expected = torch.autograd.grad(total, [*shadow.parameters(), *(w for head in shadow_heads for w in head.parameters())])
-    fit.update(fit.start(model, CONFIG, others), stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3}, CONFIG)
+    found = gradients_of(fit.start(model, CONFIG, others), stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3})
     for weight, gradient in zip(trained, expected, strict=True):
-        torch.testing.assert_close(weight.grad, gradient, rtol=1e-4, atol=1e-6)
-    assert others[0].head.weight.grad.any()
+        torch.testing.assert_close(found[weight], gradient, rtol=1e-4, atol=1e-6)
+    assert found[others[0].head.weight].any()
 
 
 def test_with_weight_zero_auxiliary_tasks_change_nothing(splits):
@@ -297,6 +308,120 @@ def test_a_trial_with_auxiliary_tasks_goes_on_from_a_snapshot(splits):
     assert_same_weights(again.heads.state_dict(), whole.heads.state_dict())
 
 
+# ---- nothing waits for the device
+
+
+class Asks(TorchDispatchMode):
+    """Notes each operation that tells the host something, for which it has to wait until a device is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name, kwargs = str(function), kwargs or {}
+        indices = args[1] if name.startswith(("aten.index.", "aten.index_put")) else ()
+        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
+        if by_mask or any(word in name for word in ("_local_scalar_dense", "nonzero", "masked_select", "unique")):
+            self.found.append(name)
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("ask", [lambda x: float(x[0]), lambda x: bool((x > 0).all()), lambda x: x[x > 0], torch.nonzero])
+def test_questions_of_the_host_are_noticed(ask):
+    with Asks() as asks:
+        ask(torch.arange(3))
+    assert asks.found
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_between_validations_no_update_asks_the_device(splits, many_labels, parts):
+    hyperparameters = HYPERPARAMETERS | {"auxiliary_weight": 0.5}
+    for one, other, classes in ((splits[0], many_labels, 2), (many_labels, splits[0], 3)):
+        head = models.linear_head(64, 5 - classes)
+        others = [fit.Auxiliary(EndlessStream(other, 8, DataConfig(), SIZE, (0, 0, 0, 1)), head)]
+        trial, stream = fit.start(network(classes), CONFIG, others), batches(one)
+        trial.parts = parts
+        fit.update(trial, stream, hyperparameters, CONFIG)  # looks once what there is
+        with Asks() as asks:
+            for _ in range(11):
+                fit.update(trial, stream, hyperparameters, CONFIG)
+        assert not asks.found
+
+
+# ---- compiled
+
+
+def tiny(num_classes: int = 2) -> models.Classifier:
+    """A network that is compiled in seconds, with batch norm and dropout."""
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                           nn.Dropout(0.3))
+    backbone = models.Foreign(models.initialise(layers, torch.Generator().manual_seed(0)), 8, (0.5,) * 3, (0.25,) * 3)
+    return models.Classifier(backbone, models.linear_head(8, num_classes, torch.Generator().manual_seed(1)))
+
+
+def tiny_trial(splits, **options) -> fit.Trial:
+    """With an auxiliary task, that is with and without running statistics."""
+    head = models.linear_head(8, 2, torch.Generator().manual_seed(2))
+    other = fit.Auxiliary(EndlessStream(splits[1], 8, DataConfig(), SIZE, (0, 0, 0, 1)), head)
+    return train(splits, hyperparameters=HYPERPARAMETERS | {"lr": 0.2, "auxiliary_weight": 0.4}, auxiliaries=[other], **options)
+
+
+def assert_close_weights(one: dict, other: dict):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_compiled_updates_are_those_of_the_network_itself(splits):
+    try:
+        fit.check_compiler(torch.device("cpu"))
+    except UserError as error:
+        pytest.skip(str(error))
+    options = {"hyperparameters": {"lr": 0.2, "label_smoothing": 0.1}}
+    eager, model = train(splits, tiny(), **options), tiny()
+    compiled = train(splits, model, compiled=fit.compile_backbone(model.backbone), **options)
+    assert compiled.backbone is not model.backbone
+    assert_close_weights(compiled.model.state_dict(), eager.model.state_dict())
+    assert compiled.curve == eager.curve and compiled.loss == pytest.approx(eager.loss, rel=1e-4)
+    assert not torch.allclose(compiled.model.head.weight, tiny().head.weight, rtol=0.01)
+
+
+def test_snapshots_go_over_between_compiled_and_not(splits, counted_compile):
+    def model(compiled):
+        model = tiny()
+        return {"model": model, "compiled": fit.compile_backbone(model.backbone) if compiled else None}
+
+    expected = tiny_trial(splits, **model(False))
+    for compiled in (False, True):
+        kept = []
+
+        def stop(trial, kept=kept):
+            if trial.step == 5:
+                kept.append(copy.deepcopy(trial.snapshot()))
+                raise Stop
+
+        with pytest.raises(Stop):
+            tiny_trial(splits, on_step=stop, **model(compiled))
+        assert kept[0]["model"].keys() == tiny().state_dict().keys()
+        assert_close_weights(tiny_trial(splits, snapshot=kept[0], **model(not compiled)).model.state_dict(),
+                             expected.model.state_dict())
+    assert len(counted_compile) == 2
+
+
+def test_new_weights_in_place_are_not_compiled_again(splits, counted_compile):
+    """But each batch size is, once with and once without running statistics; of these there may be more than PyTorch's 8."""
+    model, sizes = tiny(), (4, 6, 8, 10, 12)
+    compiled = fit.compile_backbone(model.backbone)
+    for batch in sizes + sizes[::-1]:
+        model.load_state_dict(tiny().state_dict())
+        other = fit.Auxiliary(batches(splits[1], batch), models.linear_head(8, 2))
+        trial = fit.start(model, CONFIG, [other], compiled)
+        for _ in range(2):
+            fit.update(trial, batches(splits[0], batch), HYPERPARAMETERS | {"auxiliary_weight": 1.0}, CONFIG)
+    assert len(counted_compile) == 2 * len(sizes)
+
+
 # ---- memory and shares
 
 OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -316,7 +441,7 @@ def with_memory_for(model: models.Classifier, most: int, error: RuntimeError) ->
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["CUDA", "CPU"])
 def test_out_of_memory_a_batch_is_computed_in_parts_with_the_same_loss(splits, capsys, error):
-    fit._say_once.cache_clear()
+    data.say_once.cache_clear()
     model, shadow, stream = with_memory_for(network(), 4, error), network().train(), batches(splits[0])
     other = auxiliary(splits[1])
     head = copy.deepcopy(other.head)
@@ -328,10 +453,10 @@ def test_out_of_memory_a_batch_is_computed_in_parts_with_the_same_loss(splits, c
     parts = [(shadow.backbone(images[i:i + 2]), labels[i:i + 2]) for i in range(0, 8, 2)]
     more = sum(F.cross_entropy(head(features), targets, label_smoothing=0.1) for features, targets in parts) / 4
     (loss + 0.3 * more).backward()
-    fit.update(trial, stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3}, CONFIG)
+    found = gradients_of(trial, stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3})
     assert trial.parts == trial.snapshot()["parts"] == 4 and float(trial.loss_sum) == pytest.approx(loss.item())
     for weight, expected in zip(model.parameters(), shadow.parameters(), strict=True):
-        torch.testing.assert_close(weight.grad, expected.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found[weight], expected.grad, rtol=1e-4, atol=1e-6)
     assert_same_weights(dict(model.named_buffers()), statistics)
     assert capsys.readouterr().err.count("\n") == 2  # for 2 and for 4 parts
     fit.update(trial, stream, HYPERPARAMETERS | {"auxiliary_weight": 0.3}, CONFIG)
