@@ -1,9 +1,11 @@
 """Who sees what and when, where a task's weights come from, and whether the ledger is that of the work done."""
 
+import gc
 import os
 import shutil
 import signal
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from nevis_lite import baselines, config, cost, data, flops, metrics, models, protocol, stream, train
+from nevis_lite import baselines, config, cost, data, fit, flops, metrics, models, protocol, stream, train
 from nevis_lite.config import UserError
+from nevis_lite.setup import Setup
 from nevis_lite.setup import set_up as set_up_config
 
 TRIALS = 2
@@ -346,6 +349,85 @@ def test_a_network_with_dropout_gives_the_same_numbers_again(settings, assert_sa
         torch.manual_seed(ord(name))
         train.run(settings(**changes), tmp_path / name / "run")
     assert_same(tmp_path / "a" / "run", tmp_path / "b" / "run")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compiled
+
+
+def test_a_compiled_run_is_the_same_run_and_compiles_once(settings, finished, assert_same, counted_compile, tmp_path):
+    train.run(settings(fit={"compile": True}), tmp_path / "run")
+    assert_same(tmp_path / "run", finished("ft-d"))
+    assert len(counted_compile) == 1 + 1  # the check at set-up, and one for four tasks of two trials, all with batches of 16
+
+
+def test_a_compiled_run_that_is_stopped_in_each_trial_goes_on_to_the_same_end(settings, of_baseline, finished, assert_same,
+                                                                              counted_compile, tmp_path, monkeypatch):
+    calls = []
+
+    def signalling(*arguments):
+        calls.append(arguments)
+        if len(calls) % 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return search(*arguments)
+
+    search = baselines.SEARCH["random"]
+    monkeypatch.setitem(baselines.SEARCH, "random", signalling)
+    changes = of_baseline("mt") | {"fit": {"compile": True}}
+    for _ in range(4 * TRIALS):
+        with pytest.raises(protocol.Interrupted):
+            train.run(settings(**changes), tmp_path / "run", resume=True)
+    train.run(settings(**changes), tmp_path / "run", resume=True)
+    monkeypatch.undo()
+    assert_same(tmp_path / "run", finished("mt"))
+
+
+def test_each_network_that_is_searched_is_compiled_once(settings, read_run, counted_compile, tmp_path, monkeypatch):
+    """And stays where it is: CUDA graphs are tied to the memory of the weights."""
+    compile_backbone, backbones = fit.compile_backbone, []
+    monkeypatch.setattr(fit, "compile_backbone", lambda backbone: backbones.append(backbone) or compile_backbone(backbone))
+    train.run(settings(baseline="indep", stream={"tasks": settings()["stream"]["tasks"][2:]}, fit={"compile": True, "steps": 2},
+                       search={"trials": 3, "model": ["resnet8", "vgg"]}), tmp_path / "run")
+    names = [row["hyperparameters"]["model"] for row in read_run(tmp_path / "run").trials]
+    assert names.count("resnet8") > 1 and names.count("vgg") > 1
+    assert len(backbones) == 2 and len(counted_compile) == 1 + 2
+
+
+def test_without_a_compiler_a_compiled_run_is_refused_at_once(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
+        with pytest.raises(UserError, match="fit.compile: cannot compile for cpu .*no-such-compiler.*C.. compiler") as error:
+            train.run(settings(fit={"compile": True}), tmp_path / "run")
+    torch._dynamo.reset()
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+def test_nothing_of_a_task_is_in_memory_when_the_next_one_begins(settings, tmp_path, monkeypatch):
+    """Also without the garbage collector, which comes when it likes."""
+    forget, made, alive = Setup.forget, [], []
+
+    def keep(kind, start):
+        def wrapped(self, *arguments, **options):
+            start(self, *arguments, **options)
+            made.append(weakref.ref(self))
+
+        monkeypatch.setattr(kind, "__init__", wrapped)
+
+    def forgetting(setup):
+        forget(setup)
+        alive.append([reference() for reference in made if reference() is not None])
+
+    for kind in (data.Split, data.EndlessStream, models.Classifier):
+        keep(kind, kind.__init__)
+    monkeypatch.setattr(Setup, "forget", forgetting)
+    gc.collect()
+    gc.disable()
+    try:
+        train.run(settings(fit={"steps": 1}), tmp_path / "run")
+    finally:
+        gc.enable()
+    assert len(alive) == 4 and not any(alive) and len(made) > 20
 
 
 def test_a_start_of_ones_own_may_use_pretrained_weights(settings, of_baseline, read_run, tmp_path, monkeypatch):
