@@ -26,7 +26,7 @@ from nevis_lite.config import UserError
 from nevis_lite.data import EndlessStream
 from nevis_lite.parallel import Interrupted, Team
 from nevis_lite.progress import Progress
-from nevis_lite.run_folder import RunFolder, load_trial, save_trial, trial_path, write_atomic, write_json
+from nevis_lite.run_folder import RunFolder, SnapshotWriter, load_trial, save_trial, trial_path, write_atomic, write_json
 from nevis_lite.setup import Setup, environment, head
 from nevis_lite.stream import Task
 
@@ -240,7 +240,9 @@ def _run_trial(session: Session, view: View, start: dict, number: int):
     auxiliaries = [fit.Auxiliary(EndlessStream(view.split("train", index), batch, augmentation, settings.model.image_size,
                                                (*key, 1 + index), team.share),
                                  baselines.auxiliary_head(view, index)) for index in start["auxiliaries"]]
-    earlier = snapshot["seconds"] if snapshot else 0.0
+    earlier = 0.0
+    if snapshot:  # is newer than the checkpoint, which isn't written during a trial
+        earlier, session.seconds = snapshot["seconds"], max(session.seconds, snapshot["run_seconds"])
     began = saved = time.monotonic()
     planned = setup.trial_flops(task, start["auxiliaries"], hyperparameters, settings.fit.steps,
                                 len(fit.validation_steps(settings.fit)))
@@ -250,19 +252,19 @@ def _run_trial(session: Session, view: View, start: dict, number: int):
     def on_step(trial: fit.Trial):
         nonlocal saved
         session.progress.update(trial)
+        writer.check()
         stopping = team.stopping()
         if stopping or time.monotonic() - saved >= settings.checkpoint_seconds:
             if team.share[0] == 0:
-                now = trial.snapshot() | {"seconds": earlier + time.monotonic() - began}
-                save_trial(session.out, task.index, number, snapshot=now)
-            if session.folder:
-                session.save(task.index, start=start, best=session.folder.state["best"])
+                writer.write(trial.snapshot() | {"seconds": earlier + time.monotonic() - began,
+                                                 "run_seconds": session.total_seconds()})
             if stopping:
                 raise Interrupted
             saved = time.monotonic()
 
-    trial = fit.train(model, batches, view.split("dev"), hyperparameters, settings.fit, auxiliaries, snapshot, compiled,
-                      on_step)
+    with SnapshotWriter(session.out, task.index, number) as writer:  # which has written all before the trial's row is
+        trial = fit.train(model, batches, view.split("dev"), hyperparameters, settings.fit, auxiliaries, snapshot, compiled,
+                          on_step)
     session.progress.end(trial)
     row = {"task": task.index, "trial": number, "hyperparameters": hyperparameters,
            "status": "failed" if trial.failed else "done", "error": None if trial.failed else trial.best_error,

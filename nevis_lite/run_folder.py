@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 try:
@@ -29,10 +30,17 @@ NOTHING_DONE = {"task": 0, "seconds": 0.0, "rows": dict.fromkeys(ROWS, 0)}
 def write_atomic(path: Path, write):
     """Call write(file) on a temporary neighbour of `path`, then move it into place: there's always a whole file."""
     temporary = path.with_name(path.name + ".part")
-    with open(temporary, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:  # after an error of the disk torch.save ends with a RuntimeError of its own
+        full = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(full, OSError):
+            raise
+        full.filename = full.filename or str(temporary)
+        raise full from None
     os.replace(temporary, path)
 
 
@@ -187,6 +195,46 @@ def save_trial(run: Path, task: int, number: int, **content):
     path = trial_path(run, number)
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, lambda file: torch.save({"task": task, **content}, file))
+
+
+class SnapshotWriter:
+    """Writes the snapshots of a trial in a thread, while its training goes on.
+
+    One at a time: a snapshot that is due while the one before is still being written waits for it. So a kill costs no more
+    than it would without the thread, and there is one copy in memory. What a write raises is raised by the next call.
+    """
+
+    def __init__(self, run: Path, task: int, number: int):
+        self.trial = run, task, number
+        self._thread, self._writing = ThreadPoolExecutor(1), Future()
+        self._writing.set_result(None)
+
+    def write(self, snapshot: dict):
+        """Copy the snapshot, which the next step changes, and leave the rest to the thread."""
+        self._writing.result()
+        self._writing = self._thread.submit(save_trial, *self.trial, snapshot=on_host(snapshot))
+
+    def check(self):
+        if self._writing.done():
+            self._writing.result()
+
+    def __enter__(self) -> SnapshotWriter:
+        return self
+
+    def __exit__(self, *error):
+        self._thread.shutdown()  # waits
+        self._writing.result()
+
+
+def on_host(content):
+    """A copy of nested dicts and lists whose tensors are copied to host memory."""
+    import torch
+
+    if isinstance(content, torch.Tensor):
+        return content.detach().to("cpu", copy=True)
+    if isinstance(content, dict):
+        return {key: on_host(value) for key, value in content.items()}
+    return [on_host(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def load_trial(run: Path, task: int, number: int) -> dict:

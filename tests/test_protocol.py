@@ -4,7 +4,9 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nevis_lite import baselines, config, cost, data, fit, flops, metrics, models, protocol, stream, train
+from nevis_lite import baselines, config, cost, data, fit, flops, metrics, models, protocol, run_folder, stream, train
 from nevis_lite.config import UserError
 from nevis_lite.setup import Setup
 from nevis_lite.setup import set_up as set_up_config
@@ -643,3 +645,95 @@ def test_no_run_is_left_when_the_disk_is_too_small(settings, tmp_path, monkeypat
         train.run(settings(fit={"steps": 1}), tmp_path / "run")
     monkeypatch.undo()
     train.run(settings(fit={"steps": 1}), tmp_path / "run")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Snapshots, which a thread writes
+
+# The command, but killed when its second snapshot is about to be in place and the training has made a step meanwhile.
+KILL_IN_FLIGHT = """
+import os, signal, sys, threading, time
+from nevis_lite import fit, train
+
+steps, renamed, update = 0, 0, fit.update
+
+def counting(*arguments):
+    global steps
+    update(*arguments)
+    steps += 1
+
+def hook(event, arguments):
+    global renamed
+    if event == "os.rename" and str(arguments[0]).endswith("working/0.pt.part"):
+        renamed += 1
+        before, deadline = steps, time.monotonic() + 60
+        while renamed == 2 and steps == before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if renamed == 2:
+            os.kill(os.getpid(), signal.SIGKILL if steps > before else signal.SIGABRT)
+
+fit.update = counting
+sys.addaudithook(hook)
+train.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_killed_while_a_snapshot_is_written_and_the_training_goes_on_it_ends_the_same(config_file, settings, finished,
+                                                                                    assert_same, tmp_path):
+    """Afterwards `seconds` has the time that the snapshot tells, which is later than the checkpoint's."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", KILL_IN_FLIGHT, "--config", config_file(checkpoint_seconds=0), "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(protocol.__file__).parents[1])}
+    assert subprocess.run(command, env=environment, timeout=300, capture_output=True).returncode == -signal.SIGKILL
+    path = out / "working" / "0.pt"
+    trial, checkpoint = torch.load(path, weights_only=True), torch.load(out / "checkpoint.pt", weights_only=True)
+    assert trial["snapshot"]["step"] == 1 and trial["snapshot"]["run_seconds"] > checkpoint["seconds"]
+    trial["snapshot"]["run_seconds"] += 1000
+    torch.save(trial, path)
+    assert 1000 < train.run(settings(), out, resume=True)["seconds"] < 2000
+    assert_same(out, finished("ft-d"))
+
+
+def test_a_disk_that_is_full_for_a_snapshot_ends_the_run_with_one_sentence(config_file, settings, finished, assert_same,
+                                                                         tmp_path, monkeypatch, capsys):
+    fsync = os.fsync
+
+    def full(number):
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(28, "No space left on device")
+        fsync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert train.main(["--config", config_file(checkpoint_seconds=0), "--out", str(tmp_path / "run")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1 and "No space left on device" in errors
+    assert not (tmp_path / "run" / "trials.jsonl").read_text() and not (tmp_path / "run" / "working" / "0.pt").exists()
+    train.run(settings(), tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", finished("ft-d"))
+
+
+@pytest.mark.parametrize("room", [0, 20_000])
+def test_tensors_that_do_not_fit_on_the_disk_are_an_error_of_the_disk(tmp_path, room):
+    """Of which torch.save makes a RuntimeError when the disk is full later than at once."""
+    class Small:
+        def write(self, content):
+            nonlocal room
+            room -= len(content)
+            if room < 0:
+                raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device.*x.pt.part"):
+        run_folder.write_atomic(tmp_path / "x.pt", lambda file: torch.save({"x": torch.zeros(10_000)}, Small()))
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_a_snapshot_is_a_copy():
+    content = {"model": {"x": torch.ones(2)}, "curve": [[0, 0.5]], "best": None, "heads": [torch.zeros(1)], "name": "a"}
+    copied = run_folder.on_host(content)
+    content["model"]["x"] += 1
+    content["curve"].append([1, 0.4])
+    content["heads"][0] += 1
+    assert copied["model"]["x"].tolist() == [1, 1] and copied["curve"] == [[0, 0.5]] and copied["heads"][0].tolist() == [0]
+    assert copied["best"] is None and copied["name"] == "a"

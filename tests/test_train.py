@@ -51,8 +51,9 @@ sys.exit(train.main(sys.argv[2:]))
 MOMENTS = [  # in the order of a run; each counts from the latest start
     [("os.rename", "config.yaml.part", 1)],  # hardly begun
     [("os.rename", "checkpoint.pt.part", 1)],  # the very first checkpoint, written but not yet in place
-    [("open", "checkpoint.pt.part", 4)],  # in the first trial
-    [("os.rename", "checkpoint.pt.part", 3)],  # the old checkpoint was moved away and the new one isn't in place yet
+    [("open", "working/0.pt.part", 4)],  # in the first trial, as the thread begins to write a snapshot
+    [("os.rename", "working/0.pt.part", 2)],  # the snapshot is written but not in place
+    [("os.rename", "checkpoint.pt.part", 1)],  # the old checkpoint was moved away and the new one isn't in place yet
     [("open", "trials.jsonl", 2)],  # a trial is done and has no row (the first opening is that of the start)
     [("open", "trials.jsonl", 2), ("os.rename", "checkpoint.pt", 1)],  # it has its row, and the checkpoint is older
     [("os.rename", "000.pt.part", 1)],  # a predictor is written but not in place
@@ -122,7 +123,7 @@ def test_other_pretrained_weights_are_noticed_at_resume(settings, of_baseline, t
 def test_killed_where_other_candidates_or_tasks_take_part_the_run_ends_the_same(config_file, of_baseline, finished, assert_same,
                                                                                tmp_path, baseline):
     moments = [[("open", "001.pt", 1)],  # in the selection of the third task
-               [("open", "001.pt", 1), ("open", "checkpoint.pt.part", 4)],  # in its first trial
+               [("open", "001.pt", 1), ("open", "working/0.pt.part", 4)],  # in its first trial
                [("open", "trials.jsonl", 2), ("os.rename", "checkpoint.pt", 1)],  # between two of its trials
                [("open", "tasks.jsonl", 2)]]
     command = ["--config", config_file(**of_baseline(baseline), checkpoint_seconds=0), "--out", tmp_path / "run", "--resume"]
