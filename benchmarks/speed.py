@@ -311,6 +311,9 @@ def main():
             stacked("resnet18", 64, 16, device, repeats)
         processes(folder, min(repeats, 3))
         demo(gentle, device, min(repeats, 3), workers)
+    import growth  # which takes the clock from here
+
+    growth.measure(device, repeats)
 
 
 if __name__ == "__main__":
