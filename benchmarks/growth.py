@@ -83,7 +83,7 @@ def resident() -> int:
 
 
 def long_stream(baseline: str, count: int, data: str, device: torch.device, out: Path):
-    """A stream of `count` small tasks: its last ten against its first ten. FT-d looks at all earlier tasks by definition."""
+    """The last ten of 20, 50 and 106 small tasks against the first ten. FT-d looks at all earlier tasks by definition."""
     tasks, marks, append = [{"task": f"demo_{TEN[i % 10]}", "year": 1900 + i} for i in range(count)], [], RunFolder.append
     settings = {"stream": {"tasks": tasks}, "baseline": baseline, "model": {"name": "resnet8", "image_size": 16},
                 "fit": {"steps": 4, "validate_every": 4}, "search": {"trials": 1}, "select": {"max_train": 50, "max_dev": 25},
@@ -92,23 +92,24 @@ def long_stream(baseline: str, count: int, data: str, device: torch.device, out:
     def marking(folder: RunFolder, name: str, row: dict):
         append(folder, name, row)
         if name == "tasks":
-            marks.append((time.perf_counter(), seconds[SELECTION], resident(), (out / "checkpoint.pt").stat().st_size))
+            files = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+            marks.append((time.perf_counter(), seconds[SELECTION], resident(), (out / "checkpoint.pt").stat().st_size, files))
 
     with clocked({SELECTION: [(View, "relatedness")]}) as seconds, mock.patch.object(RunFolder, "append", marking):
         quietly(settings, out)
-    clock, selecting, memory, checkpoint = np.array(marks).T
-    rest, selecting = np.diff(clock) - np.diff(selecting), np.diff(selecting)
-    first, last = (statistics.median(part) for part in (rest[:10], rest[-10:]))
-    folder = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    line = (f"{first * 1e3:.0f} -> {last * 1e3:.0f} ms a task (x {last / first:.2f}); memory "
-            f"{(np.median(memory[-10:]) - np.median(memory[:10])) / 1e3 / max(1, count - 10):+.0f} kB a task on "
-            f"{np.median(memory[:10]) / 1e6:.0f} MB; checkpoint {np.median(checkpoint[-10:]) / 1e3:.0f} kB "
-            f"(x {np.median(checkpoint[-10:]) / np.median(checkpoint[:10]):.2f}); folder {folder / count / 1e3:.0f} kB a task")
-    if selecting.any():
-        early, late = (statistics.mean(part) for part in (selecting[:10], selecting[-10:]))
-        line += (f"; selection besides {early * 1e3:.0f} -> {late * 1e3:.0f} ms (x {late / early:.1f} for x "
-                 f"{(count - 5.5) / 5.5:.1f} candidates)")
-    say(f"stream of {count}, {baseline}, last 10 / first 10", line)
+    clock, selecting, memory, checkpoint, files = np.array(marks).T
+    rest, selecting = np.diff(clock) - np.diff(selecting), np.diff(selecting)  # number 0 is of the second task
+
+    def ratio(values: np.ndarray, end: int) -> str:
+        return f"{np.median(values[end - 10:end]):,.1f} (x {np.median(values[end - 10:end]) / np.median(values[:10]):.2f})"
+
+    for end in (end for end in (20, 50, 106) if end <= count):
+        grown = (np.median(memory[end - 10:end]) - np.median(memory[:10])) / (end - 10)
+        line = (f"{ratio(rest * 1e3, end - 1)} ms a task; memory {ratio(memory / 1e6, end)} MB, {grown / 1e3:+.0f} kB a task; "
+                f"checkpoint {ratio(checkpoint / 1e3, end)} kB; folder {ratio(np.diff(files) / 1e3, end - 1)} kB a task")
+        if selecting.any():
+            line += f"; besides, selection {ratio(selecting * 1e3, end - 1)} ms"
+        say(f"{baseline}, tasks {end - 9} to {end} / first 10", line)
 
 
 # ---- the data set grows ---------------------------------------------------------------------------------------------
@@ -132,7 +133,8 @@ def data_set(settings: DataConfig, device: torch.device, folder: Path, repeats: 
             write_idx(source / f"{name}-images-idx3-ubyte", images[rows])
             write_idx(source / f"{name}-labels-idx1-ubyte", labels[rows])
         task, = stream.load([{"idx": str(source), "year": 2000}])
-        built = cache.prepare(task.dataset, settings)
+        with redirect_stdout(io.StringIO()):  # which says that the copies are copies
+            built = cache.prepare(task.dataset, settings)
         split = Split(built, "train", device)
         trial = fit.start(models.build("resnet8", 10, generator("cpu", "weights", 0)).to(device), rule)
         batches = EndlessStream(split, 16, settings, 32, (0, 0, 0))
@@ -158,8 +160,10 @@ def data_set(settings: DataConfig, device: torch.device, folder: Path, repeats: 
 
 def overhead(data: str, device: torch.device, out: Path):
     """Half of the demo run, as its config has it."""
-    settings = config.to_dict(config.load("demo_ftd.yaml", [f"data.dir={data}", f"device={device}"]))
-    tasks = stream.load(StreamConfig("demo")).tasks[:6]
+    loaded = config.load("demo_ftd.yaml", [f"data.dir={data}", f"device={device}"])
+    tasks, settings = stream.load(StreamConfig("demo")).tasks[:6], config.to_dict(loaded)
+    for task in tasks:
+        cache.prepare(task.dataset, loaded.data)
     settings["stream"] = {"tasks": [{"task": task.task, "year": task.year} for task in tasks]}
     with clocked(PARTS) as seconds:
         began = time.perf_counter()
@@ -204,10 +208,9 @@ def measure(device: torch.device, repeats: int):
     with tempfile.TemporaryDirectory() as place:
         folder, data = Path(place), DataConfig(dir=f"{place}/data", crop_area=(0.8, 1.0), flip=False)
         with redirect_stdout(io.StringIO()):
-            long_stream("indep", 12, data.dir, device, folder / "first")  # builds the caches, and warms up
+            long_stream("indep", 20, data.dir, device, folder / "first")  # builds the caches, and warms up
         for baseline in ("indep", "ft-d"):
-            for count in (20, 50, 106):
-                long_stream(baseline, count, data.dir, device, folder / f"{baseline}-{count}")
+            long_stream(baseline, 106, data.dir, device, folder / baseline)
         data_set(data, device, folder, repeats)
         overhead(data.dir, device, folder / "demo")
         pause(data, device, folder, repeats)
