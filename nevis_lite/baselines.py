@@ -82,13 +82,13 @@ class View:
 
     def backbone(self, source: Source, path: Path | None = None) -> nn.Module:
         """The network of a source with its weights, or with those of the predictor at `path` in their place."""
-        net = models.build(self.config.model.name,
-                           generator=generator("cpu", "weights", self.config.seed, self.task.index))
-        if source == PRETRAINED and self.pretrained is None:
+        name, state = self.config.model.name, self.pretrained
+        if source is None:
+            net = models.build(name, generator=generator("cpu", "weights", self.config.seed, self.task.index))
+            return net.to(self.device, memory_format=torch.channels_last)
+        if source == PRETRAINED and state is None:
             raise UserError("a start from pretrained weights needs model.weights.")
-        if source == PRETRAINED:
-            net.load_state_dict(self.pretrained)
-        elif source is not None:
+        if source != PRETRAINED:
             path = path or next(past.path for past in self.memory if past.index == source)
             try:
                 state = torch.load(path, map_location="cpu", weights_only=True)["state"]
@@ -96,7 +96,8 @@ class View:
                 raise UserError(f"{path}: is no predictor that can be read ({type(error).__name__}); put it back, or run its "
                                 "stream anew.") from None
             prefix = "backbone."
-            net.load_state_dict({key[len(prefix):]: value for key, value in state.items() if key.startswith(prefix)})
+            state = {key[len(prefix):]: value for key, value in state.items() if key.startswith(prefix)}
+        net = models.with_state(name, state)
         return net.to(self.device, memory_format=torch.channels_last)
 
     def relatedness(self, source: Source, path: Path | None = None) -> float:

@@ -48,7 +48,7 @@ def plan(setup: Setup) -> list[dict]:
 
 def disk_bytes(setup: Setup, processes: int) -> dict[str, int]:
     """Bytes of the pixel caches, which exist already, and of the run folder (`runs`), which `processes` are still to write."""
-    backbone = models.build(setup.config.model.name)
+    backbone = models.on_meta(setup.config.model.name)
     weights = sum(value.numel() * value.element_size() for value in backbone.state_dict().values())
     caches = sum(cache_bytes(folder) for folder in set(setup.folders))
     processes, trials = (processes if setup.config.parallel == "trials" else 1), setup.config.search.trials

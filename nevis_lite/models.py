@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -87,10 +88,7 @@ def build(name: str, num_classes: int | None = None, generator: torch.Generator 
     """
     check_name(name)
     if name in MODELS:
-        # On the meta device the initial draws of the torch layers, all replaced below, neither cost time nor touch an RNG.
-        with torch.device("meta"):
-            backbone = MODELS[name]()
-        initialise(backbone.to_empty(device="cpu"), generator)
+        backbone = initialise(copy.deepcopy(_skeleton(MODELS[name])).to_empty(device="cpu"), generator)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -98,6 +96,31 @@ def build(name: str, num_classes: int | None = None, generator: torch.Generator 
     if num_classes is None:
         return backbone
     return Classifier(backbone, linear_head(backbone.num_features, num_classes, generator))
+
+
+def with_state(name: str, state: dict[str, Tensor], num_classes: int | None = None) -> nn.Module:
+    """A network as of `build` that has the weights and statistics of `state`, and none are drawn for it, which takes long."""
+    if name not in MODELS:
+        net = build(name, num_classes)
+    else:
+        net = copy.deepcopy(_skeleton(MODELS[name]))
+        if num_classes is not None:
+            net = Classifier(net, nn.Linear(net.num_features, num_classes, device="meta"))
+        net.to_empty(device="cpu")
+    net.load_state_dict(state)
+    return net
+
+
+def on_meta(name: str) -> nn.Module:
+    """The backbone without weights, on the meta device, for those who want to know shapes."""
+    return copy.deepcopy(_skeleton(MODELS[name])) if name in MODELS else build(name).to("meta")
+
+
+@cache
+def _skeleton(make: Callable[[], nn.Module]) -> nn.Module:
+    """A network on the meta device, where the first draws of torch's layers neither take time nor touch an RNG."""
+    with torch.device("meta"):
+        return make()
 
 
 def linear_head(num_features: int, num_classes: int, generator: torch.Generator | None = None) -> nn.Linear:

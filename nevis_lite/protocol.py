@@ -193,8 +193,7 @@ def _why_none_is_done(session: Session, task: Task, source: baselines.Source) ->
 def _judge(session: Session, task: Task, name: str, state: dict) -> float | None:
     """The evaluator: the error of a predictor on the split that the phase reports. Nothing else reads that split."""
     setup = session.setup
-    model = models.build(name, task.num_classes).to(setup.device, memory_format=torch.channels_last)
-    model.load_state_dict(state)
+    model = models.with_state(name, state, task.num_classes).to(setup.device, memory_format=torch.channels_last)
     return fit.evaluate(model, setup.open(task.index, setup.reported), setup.config.model.image_size, setup.config.fit)
 
 

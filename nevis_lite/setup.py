@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import os
@@ -158,10 +157,10 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
 def network(name: str, key: str, image_size: int) -> Network:
     """UserError for a network that cannot be trained on such images."""
     models.check_name(name, key)
-    backbone = models.build(name)
+    backbone = models.on_meta(name)
     try:
         with torch.no_grad():  # a step on the meta device, where only shapes matter
-            out = copy.deepcopy(backbone).to("meta").train()(torch.empty(2, 3, image_size, image_size, device="meta"))
+            out = backbone.train()(torch.empty(2, 3, image_size, image_size, device="meta"))
     except Exception as error:  # whatever a network says to images that it wasn't made for
         raise UserError(f"{key}={name}: cannot train on images of {image_size} pixels ({str(error).splitlines()[0]}); "
                         "try another model.image_size or network.") from None

@@ -236,3 +236,25 @@ def test_decay_only_on_conv_and_linear_weights():
     assert len(others["params"]) == 2 * 20 + 1  # scale and offset of 20 batch norms, the bias of the head
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
     torch.optim.SGD(models.parameter_groups(model, 1e-4), lr=0.1, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize("num_classes", [None, 3])
+@pytest.mark.parametrize("name", ["resnet8", "vgg", "torchvision/resnet18"])
+def test_a_network_of_given_weights_is_the_one_they_come_from(name, num_classes):
+    original = models.build(name, num_classes, torch.Generator().manual_seed(1))
+    original.train()(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(2)))  # so that batch norm has statistics
+    before = torch.random.get_rng_state()
+    again = models.with_state(name, original.state_dict(), num_classes)
+    if name in models.MODELS:
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert type(again) is type(original) and not any(parameter.is_meta for parameter in again.parameters())
+    assert torch.equal(again.eval()(torch.ones(2, 3, 32, 32)), original.eval()(torch.ones(2, 3, 32, 32)))
+    with torch.no_grad():  # nor do they share memory
+        next(again.parameters()).zero_()
+    assert next(original.parameters()).any()
+
+
+def test_a_backbone_on_the_meta_device_is_nobody_elses():
+    models.on_meta("resnet8").conv1 = torch.nn.Identity()
+    assert isinstance(models.on_meta("resnet8").conv1, torch.nn.Conv2d)
+    assert isinstance(models.build("resnet8").conv1, torch.nn.Conv2d)
