@@ -10,7 +10,7 @@ demo: .venv/installed
 	$(BIN)/python -m nevis_lite.report runs/demo_ftd-seed0 --out runs/report.html
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check

@@ -55,6 +55,8 @@ def clocked(parts: dict[str, list[tuple]]):
             try:
                 return work(*arguments, **keywords)
             finally:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()  # or its time would be that of whoever waits next
                 seconds[part] += time.perf_counter() - began - (sum(seconds.values()) - before)
         return watched
 
@@ -136,7 +138,8 @@ def data_set(settings: DataConfig, device: torch.device, folder: Path, repeats: 
         with redirect_stdout(io.StringIO()):  # which says that the copies are copies
             built = cache.prepare(task.dataset, settings)
         split = Split(built, "train", device)
-        trial = fit.start(models.build("resnet8", 10, generator("cpu", "weights", 0)).to(device), rule)
+        net = models.build("resnet8", 10, generator("cpu", "weights", 0))
+        trial = fit.start(net.to(device, memory_format=torch.channels_last), rule)
         batches = EndlessStream(split, 16, settings, 32, (0, 0, 0))
 
         def step(trial=trial, batches=batches):
@@ -180,7 +183,8 @@ def overhead(data: str, device: torch.device, out: Path):
 def pause(settings: DataConfig, device: torch.device, folder: Path, repeats: int):
     """How long a snapshot of ResNet-34 holds the thread that trains."""
     rule = FitConfig()
-    trial = fit.start(models.build("resnet34", 40, generator("cpu", "weights", 0)).to(device), rule)
+    net = models.build("resnet34", 40, generator("cpu", "weights", 0))
+    trial = fit.start(net.to(device, memory_format=torch.channels_last), rule)
     fit.update(trial, EndlessStream(split_of(settings, "train", device), 16, settings, 32, (0, 0, 0)), HYPERPARAMETERS, rule)
     trial.best_state = {name: value.clone() for name, value in trial.model.state_dict().items()}
     seconds = {"in the background": [], "at once": []}

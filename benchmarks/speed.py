@@ -142,7 +142,7 @@ def peak(device: torch.device, dtype: torch.dtype) -> float:
 def steps(name: str, size: int, batch: int, settings: DataConfig, device: torch.device, repeats: int, workers: int):
     """Training images a second, share of the peak, and share of the step that goes into making its batch."""
     split, rule = split_of(settings, "train", device), FitConfig()
-    count = max(2, (2048 if device.type == "cuda" else 256) // batch)
+    count = max(2, (2048 if device.type == "cuda" else 256) // batch, 16 * workers)  # more than the loader has ready at first
     count = count if size < 64 or device.type == "cuda" else 2
     nets = [models.build(name, split.meta["num_classes"], generator("cpu", "weights", 0)).to(device) for _ in range(3)]
     trial = fit.start(nets[0].to(memory_format=torch.channels_last), rule)

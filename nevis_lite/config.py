@@ -182,6 +182,17 @@ def read_yaml(text: str, where: str):
         raise UserError(f"{where}{line}: not valid YAML ({problem}).") from None
 
 
+def keys_of(path: Path) -> dict:
+    """What a YAML or JSON file holds; UserError if it cannot be read or holds no keys."""
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}).") from None
+    if content is not None and not isinstance(content, dict):
+        raise UserError(f"{path}: expected keys and values, found {str(content)[:100]!r}.")
+    return content or {}
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes whatever `_Loader` would not read back as the same value."""
 
@@ -207,11 +218,7 @@ def load(name: str, overrides: typing.Sequence[str] = (), kind: type = Config):
     `kind` is the dataclass that it fills.
     """
     path, config = find_config(name), kind()
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}).") from None
-    fill(config, {} if content is None else content, str(path))
+    fill(config, keys_of(path), str(path))
     override(config, overrides)
     return config
 

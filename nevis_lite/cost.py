@@ -121,7 +121,7 @@ def table(setup: Setup, processes: int) -> str:
                      f"{trials:>6} {metrics.human(flops.total(row['flops'])):>12} {cached:>10} {clock(seconds):>9}")
     least = sum(row["least"] for row in rows)
     ledger, disk = flops.add(*(row["flops"] for row in rows)), disk_bytes(setup, processes)
-    beside = f", {processes} trials at a time" if rounds < trials else ""
+    beside = f", {min(processes, trials)} trials at a time" if rounds < trials else ""
     phases = ", ".join(f"{phase} {metrics.human(count)}" for phase, count in ledger.items())
     lines += ["", f"compute: {phases}; all {metrics.human(flops.total(ledger))} ({flops.total(ledger)} FLOPs)",
               f"on disk: pixel cache {disk['caches'] / 1e6:.0f} MB (written), run folder at most {disk['runs'] / 1e6:.0f} MB; "

@@ -10,6 +10,7 @@ import functools
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nevis_lite import cache
+from nevis_lite import cache, parallel
 from nevis_lite.config import DataConfig
 from nevis_lite.splits import classes_of
 
@@ -46,11 +47,11 @@ def say_once(what: str):
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of a CUDA device, with what PyTorch holds in reserve; of others 0: nothing is put there."""
+    """For this process on a CUDA device, with what PyTorch holds in reserve; on others 0: nothing is put there."""
     if device.type != "cuda":
         return 0
     in_reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + in_reserve
+    return torch.cuda.mem_get_info(device)[0] // parallel.on_each_gpu() + in_reserve
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -134,9 +135,10 @@ class Split:
         pixels = torch.from_numpy(pixels)
         free = free_bytes(self.device)
         if pixels.numel() <= free / 2:
-            return pixels.to(self.device)
+            with suppress(torch.OutOfMemoryError):  # another process was quicker
+                return pixels.to(self.device)
         if self.device.type == "cuda":
-            say_once(f"{self.folder.name}, {self.name}: {pixels.numel() / 1e9:.1f} GB of pixels are more than half of the "
+            say_once(f"{self.folder.name}, {self.name}: {pixels.numel() / 1e9:.1f} GB of pixels are too much for the "
                      f"{free / 1e9:.1f} GB free on the device, so crops are made on the CPU from the mapped file, which the "
                      "system keeps in memory while there is room")
         return pixels
@@ -146,8 +148,9 @@ class Split:
         index = self.index[to_device(picks, self.index.device)]
         boxes = random_boxes(index[:, 1], index[:, 2], config.crop_area, draws[:, :-1].unflatten(1, (TRIES, 4)))
         mirror = draws[:, -1] < (0.5 if config.flip else 0.0)
-        crops = crop_and_resize(self.pixels, index, boxes, size, self.depth, mirror)
-        return to_input(to_device(crops, self.device))
+        crops = [crop_and_resize(self.pixels, *part[:2], size, self.depth, part[2])
+                 for part in zip(*(values.split(at_once(size)) for values in (index, boxes, mirror)), strict=True)]
+        return to_input(to_device(torch.cat(crops), self.device))
 
     def squares(self, size: int, picks: Tensor | None = None) -> Tensor:
         """Central squares of all images, or of `picks`, resized: (N, 1 or 3, size, size) uint8. Those of all are kept."""
@@ -155,7 +158,7 @@ class Split:
             return self._squares[size]
         index = self.index if picks is None else self.index[to_device(picks, self.index.device)]
         parts = [crop_and_resize(self.pixels, part, central_boxes(part[:, 1], part[:, 2]), size, self.depth)
-                 for part in index.split(1024)]
+                 for part in index.split(at_once(size))]
         squares = torch.cat([to_device(part, self.device) for part in parts])
         if picks is None:
             self._squares[size] = squares
@@ -259,6 +262,11 @@ def central_boxes(height: Tensor, width: Tensor) -> Tensor:
     """The largest central squares (B, 4) as y, x, height, width."""
     side = torch.minimum(height, width)
     return torch.stack([(height - side) // 2, (width - side) // 2, side, side], dim=1)
+
+
+def at_once(size: int) -> int:
+    """How many crops are made at once: gathering takes some 40 bytes for each of their values, here half a gigabyte in all."""
+    return max(1, 1024 * 64**2 // size**2)
 
 
 def crop_and_resize(pixels: Tensor, index: Tensor, boxes: Tensor, size: int, depth: int, mirror: Tensor | None = None

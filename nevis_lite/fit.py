@@ -30,10 +30,12 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and parallel.world() > 1:
-        name = f"cuda:{parallel.local_rank() % torch.cuda.device_count()}"
+        name = f"cuda:{parallel.local_rank() % max(1, torch.cuda.device_count())}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # for those parts of PyTorch that use the current one
         return device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device={name} cannot be used here ({str(error).splitlines()[0]}); try device=auto.") from None
@@ -216,7 +218,8 @@ def check_compiler(device: torch.device):
     try:
         torch.compile(torch.neg)(torch.ones(2, device=device))
     except Exception as error:  # torch has many ways to say what is missing
-        raise UserError(f"fit.compile: cannot compile for {device.type} ({str(error).strip().splitlines()[0]}); it needs a C++ "
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"fit.compile: cannot compile for {device.type} ({why}); it needs a C++ "
                         "compiler such as g++ with Python's headers, and Triton for CUDA; or leave fit.compile out.") from None
 
 

@@ -208,8 +208,8 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
            **{f"macs_{name}": np.zeros(length) for name in MACS}}
     done, last, updates, spent, saved = 0, 0, [], 0.0, began
     if checkpoint and checkpoint.is_file():
-        state = load_state(checkpoint, learner.device)
-        log = {name: values.cpu().numpy() for name, values in state["log"].items()}
+        state = load_state(checkpoint)
+        log = {name: values.numpy() for name, values in state["log"].items()}
         done, last, updates, spent = (state[name] for name in ("done", "last", "updates", "seconds"))
         learner.load_state_dict(state["learner"])
         known.update(label[:done].tolist())
@@ -255,8 +255,9 @@ def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> tupl
 
     started, plain = out / "config.yaml", config.to_dict(settings)
     if holds_run(out, resume):
-        before = config.read_yaml(started.read_text(encoding="utf-8"), str(started))
-        refuse_changes(out, "config.yaml", before, plain, (*MAY_CHANGE, "methods"))
+        before = FluidConfig()
+        config.fill(before, config.keys_of(started), str(started))
+        refuse_changes(out, "config.yaml", config.to_dict(before), plain, (*MAY_CHANGE, "methods"))
     done = fluid_metrics.load(out)["methods"] if (out / "results.json").is_file() else {}
     out.mkdir(parents=True, exist_ok=True)
     lock = only_one(out)

@@ -236,6 +236,6 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.known, self.count, self.total = (state[name].to(self.device) for name in ("known", "count", "total"))
         self.buffer = Reservoir(**state["buffer"])
-        if self.buffer.picks is not None:
-            self.buffer.picks = self.buffer.picks.cpu()
+        if self.buffer.logits is not None:
+            self.buffer.logits = self.buffer.logits.to(self.device)
         vars(self.meter).update(state["meter"])

@@ -142,9 +142,11 @@ class LearningWithoutForgetting(Learner):
 
     def loss(self, batch: Batch) -> Tensor:
         start = self.start
-        with torch.no_grad(), fit.autocast(FitConfig(), self.device):
+        with torch.no_grad():
             start.backbone.eval()
-            teacher = start.backbone(batch.images).float() @ start.weight.T + start.bias
+            with fit.autocast(FitConfig(), self.device):
+                features = start.backbone(batch.images).float()
+            teacher = features @ start.weight.T + start.bias  # in single precision, as the learner's own
         self.meter.forward(len(batch.images))
         logits = self.logits(batch.features)
         return F.cross_entropy(logits, batch.labels) + distillation(logits[:, :len(start.weight)], teacher)

@@ -88,7 +88,7 @@ def build(name: str, num_classes: int | None = None, generator: torch.Generator 
     """
     check_name(name)
     if name in MODELS:
-        backbone = initialise(copy.deepcopy(_skeleton(MODELS[name])).to_empty(device="cpu"), generator)
+        backbone = initialise(on_meta(name).to_empty(device="cpu"), generator)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -103,7 +103,7 @@ def with_state(name: str, state: dict[str, Tensor], num_classes: int | None = No
     if name not in MODELS:
         net = build(name, num_classes)
     else:
-        net = copy.deepcopy(_skeleton(MODELS[name]))
+        net = on_meta(name)
         if num_classes is not None:
             net = Classifier(net, nn.Linear(net.num_features, num_classes, device="meta"))
         net.to_empty(device="cpu")

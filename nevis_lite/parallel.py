@@ -11,9 +11,9 @@ import math
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 
 from nevis_lite.config import UserError
 
-LAUNCH = "nevis_lite"  # the name of a run that `launch` started
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of what torchrun started
+STORE, LAUNCHER = "NEVIS_LITE_STORE", "NEVIS_LITE_LAUNCHER"  # in that of what `launch` started: a file, and its own process
 LOOK = 1.0  # seconds between two looks at whether another process asks to stop
 PATIENCE = 10.0  # seconds to wait for the others when the run is to end
 KILL = 30.0  # seconds after which who has not ended is killed; torchrun does the same
-ORDERLY = (0, 2, 3, 130)  # exit codes on which all processes agreed
+TOLD = (2, 3, 130)  # exit codes of errors that a process tells the others
 
 
 class Interrupted(Exception):
@@ -39,7 +40,7 @@ class Lost(UserError):
 
 def launched() -> bool:
     """Whether torchrun, or `launch`, started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return TORCHRUN in os.environ or STORE in os.environ
 
 
 def world() -> int:
@@ -59,13 +60,21 @@ def local_rank() -> int:
 
 def torchrun() -> list[str]:
     """The launcher of this process as one would type it again; nothing if it wasn't torchrun."""
-    if not launched() or os.environ["TORCHELASTIC_RUN_ID"] == LAUNCH:
+    if TORCHRUN not in os.environ:
         return []
     nodes, words = int(os.environ.get("GROUP_WORLD_SIZE", 1)), []
     if nodes > 1:
         words = [f"--nnodes={nodes}", f"--node-rank={os.environ['GROUP_RANK']}", f"--master-addr={os.environ['MASTER_ADDR']}",
                  f"--master-port={os.environ['MASTER_PORT']}"]
     return ["torchrun", *words, f"--nproc-per-node={os.environ['LOCAL_WORLD_SIZE']}"]
+
+
+def on_each_gpu() -> int:
+    """How many processes of this machine share a GPU with each other, at most."""
+    import torch
+
+    here = int(os.environ["LOCAL_WORLD_SIZE"]) if launched() else 1
+    return math.ceil(here / max(1, torch.cuda.device_count()))
 
 
 def cores() -> int:
@@ -79,39 +88,42 @@ def launch(processes: int, command: list[str]) -> int:
     It's what torchrun does, without importing torch: a signal is passed on to all, and if one dies, the others are asked to
     stop, and killed if they don't. Of errors the code of the first is returned, 128 + the number of a signal that ended it.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"TORCHELASTIC_RUN_ID": LAUNCH, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-              "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-              "TORCH_CPP_LOG_LEVEL": "ERROR"}  # no stack traces of the store in C++ when the first process is killed
-    # In a session of their own, or a terminal would send them Ctrl-C, too, and a second one stops without saving.
-    team = [subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                             start_new_session=True) for rank in range(processes)]
+    team, asked = [], False
 
     def pass_on(number, frame=None):
+        nonlocal asked
+        asked = True
         for process in team:
-            if process.poll() is None:
-                process.send_signal(number)
+            process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    first, since = None, math.inf  # who ended with an error, and when
+    first, since = None, math.inf  # who ended with an error, and since when it's known that it died of it
     try:
-        while any(process.poll() is None for process in team):
-            if first is None:
-                first = next((rank for rank, process in enumerate(team) if process.poll()), None)
-                since = math.inf if first is None else time.monotonic()
-                if first is not None and team[first].returncode not in ORDERLY:
-                    pass_on(signal.SIGTERM)
-            if time.monotonic() - since > KILL:
-                pass_on(signal.SIGKILL)
-            time.sleep(0.05)
+        with tempfile.TemporaryDirectory() as private:  # what lies in the store is run by those who read it
+            shared = os.environ | {STORE: f"{private}/store", LAUNCHER: str(os.getpid()), "WORLD_SIZE": str(processes),
+                                   "LOCAL_WORLD_SIZE": str(processes)}
+            shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+            for number in map(str, range(processes)):
+                # In a session of its own, or a terminal would send it Ctrl-C, too, and a second one stops without saving.
+                team.append(subprocess.Popen(command, env=shared | {"RANK": number, "LOCAL_RANK": number},
+                                             start_new_session=True))
+            while any(process.poll() is None for process in team):
+                if first is None:
+                    first = next((number for number, process in enumerate(team) if process.poll()), None)
+                    if first is not None and team[first].returncode not in TOLD:
+                        since = time.monotonic()
+                        if not asked:  # a second signal would stop them without saving
+                            pass_on(signal.SIGTERM)
+                if time.monotonic() - since > KILL:
+                    pass_on(signal.SIGKILL)
+                time.sleep(0.05)
     finally:
+        pass_on(signal.SIGTERM)  # of those that an error here has left
         for number, handler in before.items():
             signal.signal(number, handler)
     code = team[first or 0].returncode
     if code < 0:
-        print(f"Process {first or 0} of {processes} was ended by {signal.Signals(-code).name}; the run goes on with --resume.",
+        print(f"Process {first} of {processes} was ended by {signal.Signals(-code).name}; the run goes on with --resume.",
               file=sys.stderr)
     return 128 - code if code < 0 else code
 
@@ -128,7 +140,7 @@ class Team:
     turn: int = 0  # how often the processes have met
     looked: float = 0.0
     settled: bool = False  # all know what the run ends with
-    gone: bool = False  # another process is, perhaps the one that kept the store
+    alone: bool = False  # others cannot or need not be waited for
     parent: int = field(default_factory=os.getppid)  # who started the processes
 
     @property
@@ -148,34 +160,28 @@ class Team:
         """An outcome is a value or an error. The wait is in Python, so that signals get through."""
         keys, failed = [f"{self.turn}/{rank}" for rank in range(self.world)], outcome[1] is not None
         self.turn += 1
-        if self._there():
-            self.store.set(keys[self.rank], pickle.dumps(outcome))
+        self.store.set(keys[self.rank], pickle.dumps(outcome))
         ending = None
-        while not self._there(*keys):
-            if self.gone:
-                raise Interrupted
-            if failed or self.stop.is_set():
+        while not self.store.check(keys):
+            if failed or self._asked():
                 ending = ending or time.monotonic()
                 self.store.set("stop", "")
                 if time.monotonic() - ending > PATIENCE:  # one of them is dead
+                    self.alone = True
                     break
             time.sleep(0.02)
-        outcomes = [pickle.loads(self.store.get(key)) if self._there(key) else (None, Interrupted()) for key in keys]
+        outcomes = [pickle.loads(self.store.get(key)) if self.store.check([key]) else (None, Interrupted()) for key in keys]
         errors = sorted((error for _, error in outcomes if error), key=lambda error: isinstance(error, Interrupted))
         if errors:
             self.settled = True
             raise errors[0] from None
         return [value for value, _ in outcomes]
 
-    def _there(self, *keys: str) -> bool:
-        """Whether the store has all of them. The run is to end where it is gone, or who started this process."""
-        try:
-            there = self.store.check(list(keys))
-        except RuntimeError:  # of several kinds
-            there, self.gone = False, True
-        if self.gone or os.getppid() != self.parent:
+    def _asked(self) -> bool:
+        """Whether the run is to stop: this process or another one got a signal or an error, or whoever started them is gone."""
+        if self.store.check(["stop"]) or os.getppid() != self.parent:
             self.stop.set()
-        return there
+        return self.stop.is_set()
 
     @contextmanager
     def together(self):
@@ -184,30 +190,29 @@ class Team:
             try:
                 yield
             except (UserError, OSError, Interrupted) as error:
-                self.gone = self.gone or isinstance(error, Lost)
-                if self.world > 1 and not self.settled and not self.gone:
+                self.alone = isinstance(error, Lost)
+                if self.world > 1 and not self.settled and not self.alone:
                     self._meet((None, error))
+                raise
+            except BaseException:  # is told by a traceback, or was meant to stop at once
+                self.alone = True
                 raise
 
     def leave(self):
-        """The first process has said its last word when the others end, whose errors end it, too; and it keeps the store."""
-        if self.world == 1 or self.gone:
+        """Wait until the first process has said its last word: torchrun ends it when another one ends with an error."""
+        if self.world == 1 or self.alone:
             return
-        others = [f"left/{rank}" for rank in range(1, self.world)]
-        self.store.set("end", "") if self.rank == 0 else None
+        if self.rank == 0:
+            self.store.set("end", "")
         began = time.monotonic()
-        while not self._there(*(others if self.rank == 0 else ["end"])) and time.monotonic() - began < PATIENCE:
-            if self.gone:
-                return
+        while not self.store.check(["end"]) and time.monotonic() - began < PATIENCE:
             time.sleep(0.02)
-        self.store.set(f"left/{self.rank}", "")
 
     def stopping(self) -> bool:
         """Whether this process got a signal, or another one a signal or an error; called after each step."""
         if self.world > 1 and time.monotonic() - self.looked > LOOK:
             self.looked = time.monotonic()
-            if self._there("stop"):
-                self.stop.set()
+            self._asked()
         if self.shares_batches:  # all stop at the same step, or those who go on would wait for the others
             import torch
             import torch.distributed as dist
@@ -259,11 +264,13 @@ def join() -> Team:
 
 @functools.cache  # so that a second run in the same processes goes on counting turns
 def _of_environment() -> Team:
-    from torch.distributed import PrefixStore
+    from torch.distributed import FileStore, PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    store, rank, size = next(rendezvous("env://"))
-    return Team(rank, size, PrefixStore(f"nevis_lite/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store))
+    if STORE in os.environ:
+        return Team(rank(), world(), FileStore(os.environ[STORE], world()), parent=int(os.environ[LAUNCHER]))
+    store, number, size = next(rendezvous("env://"))
+    return Team(number, size, PrefixStore(f"nevis_lite/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store))
 
 
 @contextmanager
@@ -271,8 +278,9 @@ def _in_touch():
     """Messages fail when who should send or receive them is dead."""
     try:
         yield
-    except RuntimeError:  # gloo and NCCL have no kind of their own for it
-        raise Lost("Another process of the run has ended; go on with --resume.") from None
+    except RuntimeError as error:  # gloo and NCCL have no kind of their own for it
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Lost(f"Another process of the run cannot be reached ({what}); go on with --resume.") from None
 
 
 def add_up(tensors: list):
@@ -292,7 +300,7 @@ def join_rows(tensor):
     import torch
     import torch.distributed as dist
 
-    parts = [None] * dist.get_world_size()
+    tensor, parts = tensor.cpu(), [None] * dist.get_world_size()
     with _in_touch():
-        dist.all_gather_object(parts, tensor.cpu())
+        dist.all_gather_object(parts, tensor)
     return torch.cat(parts)

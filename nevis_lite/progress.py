@@ -28,8 +28,7 @@ class Progress:
 
     def begin(self, task, trial: int, trials: int, steps: int, step: int, batch: int, trial_flops: int):
         """A trial starts, or goes on at `step`."""
-        self.head = (f"[{task.index + 1:>{len(str(len(self.planned)))}}/{len(self.planned)}] {task.year} {task.name[:20]:<20} "
-                     f"trial {trial + 1}/{trials}")
+        self.head = self._head(task, trial, trials)
         self.task_end = sum(self.planned[:task.index + 1])
         self.steps, self.batch, self.trial_flops = steps, batch, trial_flops
         self.first_step, self.trial_began = step, time.monotonic()
@@ -65,6 +64,17 @@ class Progress:
         self.update(trial, finished=True)
         self.bar.close()
         self.spent += self.trial_flops * (trial.step - self.first_step) / self.steps
+
+    def tell(self, task, row: dict, trials: int):
+        """A trial is done that another process trained."""
+        if not self.quiet:
+            failed = " FAILED" if row["status"] == "failed" else ""
+            self.say(f"{self._head(task, row['trial'], trials)} by another process  step {row['steps']} loss "
+                     f"{_number(row['loss'])} dev {_number(row['error'])}{failed}")
+
+    def _head(self, task, trial: int, trials: int) -> str:
+        return (f"[{task.index + 1:>{len(str(len(self.planned)))}}/{len(self.planned)}] {task.year} {task.name[:20]:<20} "
+                f"trial {trial + 1}/{trials}")
 
     def spend(self, flops: int):
         """Work outside the trials: selection and prediction."""

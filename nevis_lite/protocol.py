@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from nevis_lite import baselines, config, cost, fit, flops, metrics, models
+from nevis_lite import baselines, config, cost, fit, flops, metrics, models, parallel
 from nevis_lite.baselines import PRETRAINED, Past, View
 from nevis_lite.config import UserError
 from nevis_lite.data import EndlessStream
@@ -115,6 +115,9 @@ def _follow(setup: Setup, out: Path, team: Team) -> dict:
 
 def _check_shares(setup: Setup, processes: int):
     """UserError if a process would get too little of the smallest batches."""
+    if setup.device.type == "cuda" and parallel.on_each_gpu() > 1:
+        raise UserError(f"parallel=data: {processes} processes need a GPU each, and here are {torch.cuda.device_count()}; take "
+                        "fewer, or parallel=trials.")
     smallest = min(setup.config.search.batch or [setup.batch(task, {}) for task in setup.tasks])
     if smallest < fit.LEAST_SHARE * processes:
         raise UserError(f"parallel=data: {processes} processes cannot share batches of {smallest} images; take at most "
@@ -146,6 +149,7 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
     _take_trials(session, view, start, done)
     for number in range(len(session.trials(task)), trials):  # of the other processes
         _keep_trial(session, task, number)
+        session.progress.tell(task, session.trials(task)[number], trials)
     best = folder.state["best"]
     if best is None:
         raise UserError(_why_none_is_done(session, task, start["source"]))
@@ -250,9 +254,9 @@ def _run_trial(session: Session, view: View, start: dict, number: int):
 
     def on_step(trial: fit.Trial):
         nonlocal saved
-        session.progress.update(trial)
         writer.check()
-        stopping = team.stopping()
+        stopping = team.stopping()  # before the progress line, which would wait for a device that waits for a dead process
+        session.progress.update(trial)
         if stopping or time.monotonic() - saved >= settings.checkpoint_seconds:
             if team.share[0] == 0:
                 writer.write(trial.snapshot() | {"seconds": earlier + time.monotonic() - began,

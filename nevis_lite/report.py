@@ -65,7 +65,7 @@ def write(out: str | Path, names: list[str]):
 def load(folder: Path) -> dict:
     """A run as `plots.load` returns it, with its "config" (YAML) and its "environment", both without paths of this machine."""
     path = folder / "environment.json"
-    facts = _content(path)
+    facts = config.keys_of(path) if path.is_file() else {}
     if wrong := [key for key in (*MADE_WITH, "command") if not isinstance(facts.get(key), str | None)]:
         raise UserError(f"{path}: damaged: it has {facts[wrong[0]]!r} for {wrong[0]}, which is text.")
     if facts.get("command"):
@@ -87,16 +87,8 @@ def load_lifetime(path: Path) -> dict:
 
 
 def _settings(folder: Path) -> str:
-    settings = _content(folder / "config.yaml")
+    settings = config.keys_of(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
     return config.write_yaml(_without_path(settings)) if settings else ""
-
-
-def _content(path: Path) -> dict:
-    """Of a YAML or JSON file; nothing if there's no such file. UserError if it holds no keys."""
-    content = config.read_yaml(metrics.text_of(path), str(path)) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: damaged: it holds no keys and values.")
-    return content
 
 
 def _without_path(value):

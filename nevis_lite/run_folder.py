@@ -17,7 +17,8 @@ try:
 except ImportError:  # Windows: two runs in one folder are then the user's care
     fcntl = None
 
-from nevis_lite.config import UserError, read_yaml, write_yaml
+from nevis_lite.config import UserError, from_dict, keys_of, to_dict, write_yaml
+from nevis_lite.parallel import Interrupted
 
 # torch is imported by the functions that need it: pictures are written atomically, too, and need none.
 
@@ -72,14 +73,14 @@ def only_one(folder: Path):
     return file
 
 
-def load_state(path: Path, device="cpu", advice: str = "delete it, and its work is done again"):
+def load_state(path: Path, advice: str = "delete it, and its work is done again"):
     """What torch.save wrote into a file; UserError with the advice if it's damaged."""
     import torch
 
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has many ways to say "broken file"
-        raise UserError(f"{path}: cannot be read safely ({type(error).__name__}); {advice}.") from None
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}); {advice}.") from None
 
 
 def refuse_changes(folder: Path, what: str, before, now, free: tuple[str, ...] = ()):
@@ -112,9 +113,11 @@ class RunFolder:
 
     def _go_on(self, started: Path, config: dict, environment: dict) -> dict:
         """The checkpoint of the run that is in the folder, if it's a run of this config on these data."""
-        settings = read_yaml(started.read_text(encoding="utf-8"), str(started))
+        settings = to_dict(from_dict(keys_of(started), str(started)))  # with defaults for keys that are younger than the run
         refuse_changes(self.path, started.name, settings, config, MAY_CHANGE)
-        before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        before = keys_of(self.path / "environment.json")
+        if not {"data", "device"} <= before.keys():
+            raise UserError(f"{self.path / 'environment.json'}: damaged: lacks data or device; start anew with another --out.")
         refuse_changes(self.path, "the data", before["data"], environment["data"])
         if before["device"] != environment["device"]:
             print(f"The run began on {before['device']} and goes on on {environment['device']}: "
@@ -128,7 +131,7 @@ class RunFolder:
             path = self.path / name
             if path.is_file():
                 try:
-                    state = load_state(path, advice="the one before it is tried")
+                    state = load_state(path, advice="an older one is looked for")
                 except UserError as error:
                     damaged.append(path)
                     print(error)
@@ -221,9 +224,10 @@ class SnapshotWriter:
     def __enter__(self) -> SnapshotWriter:
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, kind, error, traceback):
         self._thread.shutdown()  # waits
-        self._writing.result()
+        if error is None or isinstance(error, Interrupted):  # which promises that it's written; others tell more
+            self._writing.result()
 
 
 def on_host(content):

@@ -127,6 +127,8 @@ def set_up(settings: Config, loaded: Stream, dry: bool = False) -> Setup:
     networks = {name: network(name, key, settings.model.image_size) for name, key in
                 [(settings.model.name, "model.name"), *((name, "search.model") for name in settings.search.model)]}
     _check_combination(settings, baseline, loaded)
+    if settings.fit.precision == "fp32":
+        torch.backends.cudnn.allow_tf32 = False  # which has fewer digits
     if settings.fit.compile:
         if settings.parallel == "data" and parallel.world() > 1 and device.type == "cuda":
             raise UserError("fit.compile: synchronised batch norm is not compiled; leave it out, or take parallel=trials.")
@@ -213,7 +215,7 @@ def _indep(settings: Config, tasks: list[Task]) -> dict[int, Path]:
         results = metrics.load(folder)
         if "unfinished" in results:
             raise UserError(f"the run in {folder} is {results['reason']}; finish it with --resume.")
-        theirs = config.from_dict(config.read_yaml((Path(folder) / "config.yaml").read_text(encoding="utf-8"), folder)).model
+        theirs = config.from_dict(config.keys_of(Path(folder) / "config.yaml"), folder).model
     except (OSError, UserError, ValueError) as error:
         raise UserError(f"select.indep_run: {error}") from None
     ours = settings.model

@@ -11,6 +11,7 @@ from nevis_lite import config, metrics, parallel, stream
 from nevis_lite.config import Config, UserError
 from nevis_lite.parallel import Interrupted, Team
 
+COMMAND = ["-m", "nevis_lite.train"]
 WORTHWHILE = 200  # steps of a task's trials from which on several processes share them by themselves
 
 # torch is imported by the functions that need it, so that --help and a wrong key are answered at once.
@@ -68,12 +69,14 @@ def _carry_out(arguments: argparse.Namespace, words: list[str], team: Team) -> i
     out = config.out_of(arguments, settings.seed)
     # says what is missing before torch is loaded
     loaded = stream.load(settings.stream, settings.data.dir, settings.phase, arguments.dry_run)
-    processes = team.world if parallel.launched() else _processes(settings)
+    processes = team.world if parallel.launched() else _processes(settings)  # a dry run tells what they would take
     done = (out / "results.json").is_file()  # only its table is to be printed
     if processes > 1 and not (parallel.launched() or arguments.dry_run or done):
+        if not _is_ours():
+            raise UserError(f"processes={processes}: a script of your own is started by torchrun --nproc-per-node={processes}.")
         what = "the trials of each task" if settings.parallel == "trials" else "each batch"
         print(f"{processes} processes share {what} (processes=1: one does it all)", flush=True)
-        return parallel.launch(processes, [sys.executable, *_again(words)])
+        return parallel.launch(processes, [sys.executable, *COMMAND, *words])
     from nevis_lite import cost, protocol
     from nevis_lite.setup import set_up
 
@@ -87,10 +90,9 @@ def _carry_out(arguments: argparse.Namespace, words: list[str], team: Team) -> i
 
 
 def _processes(settings: Config) -> int:
-    """How many train the run: what the config says, or as many as its cores allow on a CPU with few `threads`.
+    """How many train the run: what the config says, or for one with `threads` as many as the cores allow.
 
-    By itself only for trials that do not wait for each other, that are worth the start of more processes, and not out of a
-    user's script, all of which each process would run.
+    By itself only for trials that do not wait for each other and are worth the start of more processes.
     """
     searched = settings.baseline.search or settings.baseline.name
     if settings.processes:
@@ -106,15 +108,11 @@ def _is_ours() -> bool:
     return Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent
 
 
-def _again(words: list[str]) -> list[str]:
-    """What Python is to be called with for this command once more, or for the user's script that called `main`."""
-    return ["-m", "nevis_lite.train", *words] if _is_ours() else list(sys.argv)
-
-
 def _command(words: list[str]) -> str:
     """What to type to go on with this run."""
-    again = (word for word in _again(words) if word != "--resume")
-    return shlex.join([*(parallel.torchrun() or ["python"]), *again, "--resume"])
+    script = COMMAND if _is_ours() else [sys.argv[0]]
+    words = (word for word in words if word != "--resume")
+    return shlex.join([*(parallel.torchrun() or ["python"]), *script, "--resume", *words])
 
 
 if __name__ == "__main__":

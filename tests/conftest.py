@@ -21,6 +21,14 @@ STREAM = [
 ]
 
 
+SLOWEST = ("test_train.py", "test_parallel.py", "test_protocol.py", "test_search.py")
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take longest come first, so that no core has nothing to do while another one is busy with the last."""
+    items.sort(key=lambda item: item.path.name not in SLOWEST)
+
+
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory):
     """One pixel cache for all tests."""

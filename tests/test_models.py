@@ -166,7 +166,7 @@ def test_weights_that_do_not_fit_are_refused(source, tmp_path):
         "list.pt": ([1, 2], "holds no state dict"),
         "larger.pt": (state | {f"layer3.1.{key}": value for key, value in state.items() if "layer1" in key}, "larger network"),
         "nan.pt": (state | {"bn1.weight": torch.full((16,), torch.nan)}, "bn1.weight has values that are not finite"),
-        "code.pt": (models.build("torchvision/resnet18"), "cannot be read safely"),
+        "code.pt": (models.build("torchvision/resnet18"), "cannot be read"),
     }
     for name, (content, words) in cases.items():
         torch.save(content, tmp_path / name)
@@ -174,7 +174,7 @@ def test_weights_that_do_not_fit_are_refused(source, tmp_path):
             models.pretrained("resnet8", str(tmp_path / name))
         assert name in str(error.value) and "\n" not in str(error.value)
     (tmp_path / "text.pt").write_text("no tensors")
-    for weights, words in ((tmp_path / "text.pt", "cannot be read safely"), (tmp_path / "none.pt", "no such file")):
+    for weights, words in ((tmp_path / "text.pt", "cannot be read"), (tmp_path / "none.pt", "no such file")):
         with pytest.raises(UserError, match=words):
             models.pretrained("resnet8", str(weights))
     with pytest.raises(UserError, match="resnet8 has none"):

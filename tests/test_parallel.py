@@ -1,6 +1,5 @@
-"""Several processes, as torchrun or the command itself starts them: the same results as one, however they end and go on."""
+"""Several processes, started by the command itself or by torchrun: the same results as one, however they end and go on."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -9,158 +8,131 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from nevis_lite import config, parallel, stream, sweep, train
+from nevis_lite import config, parallel, protocol, stream, sweep, train
 from nevis_lite.config import UserError
 from nevis_lite.setup import set_up
 
 ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun's processes end by signals")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes end by signals here")
 
-
-# The command, but process 1 meets its end at the n-th opening of a file with an ending: a signal, or a full disk.
-END_EARLY = """
+# Imported by each Python that starts: process RANK meets its end at the COUNT-th opening of a file with an ENDING, by a SIGNAL,
+# or, where that is 0, by a full disk.
+SITECUSTOMIZE = """
 import os, sys
-from nevis_lite import train
 
-ending, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if "RANK" in os.environ:
+    ending, count, number, rank = os.environ["END_EARLY"].split()
+    count = int(count)
 
-def hook(event, arguments):
-    global count
-    if event == "open" and str(arguments[0]).endswith(ending) and os.environ["RANK"] == "1":
-        count -= 1
-        if count == 0 and number:
-            os.kill(os.getpid(), number)
-        elif count == 0:
-            raise OSError(28, "No space left on device", arguments[0])
+    def hook(event, arguments):
+        global count
+        if event == "open" and str(arguments[0]).endswith(ending) and os.environ["RANK"] == rank:
+            count -= 1
+            if count == 0 and int(number):
+                os.kill(os.getpid(), int(number))
+            elif count == 0:
+                raise OSError(28, "No space left on device", arguments[0])
 
-sys.addaudithook(hook)
-sys.exit(train.main(sys.argv[4:]))
+    sys.addaudithook(hook)
 """
 
 
-def torchrun(*arguments, script=("-m", "nevis_lite.train")):
-    """Its exit code, output and errors, with two processes."""
-    return python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script, *arguments)
-
-
-def python(*arguments):
-    done = subprocess.run([sys.executable, *map(str, arguments)], env=ENVIRONMENT, text=True, timeout=120, capture_output=True)
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.fixture
-def end_early(config_file, tmp_path):
-    """end_early(number, ending, count, **changes): a run in which process 1 gets a signal, or without one a full disk."""
-    def start(number, ending=".pt.part", count=4, **changes):  # in its first trial
-        (tmp_path / "early.py").write_text(END_EARLY)
-        command = ["--config", config_file(checkpoint_seconds=0, **changes), "--out", tmp_path / "run"]
-        return command, torchrun(ending, count, number, *command, script=[tmp_path / "early.py"])
+def start(config_file, tmp_path):
+    """start(*arguments, launcher, end_early, **changes): the command as two processes, of which one may end early."""
+    place = tmp_path / "site"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(SITECUSTOMIZE)
 
-    return start
+    def begin(*arguments, launcher=(), end_early=("never", 1, 0, 1), **changes):
+        environment = {**os.environ, "END_EARLY": " ".join(map(str, end_early)), "PYTHONPATH": f"{place}:{ROOT}",
+                       "OMP_NUM_THREADS": "1"}
+        settings = config_file(checkpoint_seconds=0, processes=0 if launcher else 2, **changes)
+        command = [sys.executable, *launcher, "-m", "nevis_lite.train", "--config", settings, *map(str, arguments)]
+        return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-
-def test_one_is_killed_and_both_go_on_to_the_results_of_one_process(end_early, finished, assert_same, tmp_path):
-    command, (code, _, errors) = end_early(signal.SIGKILL)
-    assert code and "SIGKILL" in errors and "Stopped; the run goes on where it was" in errors
-    code, output, errors = torchrun(*command, "--resume")
-    assert code == 0, errors
-    assert output.count("mean error, all tasks") == 1
-    assert not (tmp_path / "run" / "working").exists()
-    assert_same(tmp_path / "run", finished("ft-d"))
+    return begin
 
 
-def test_an_error_in_one_ends_both_with_one_sentence_and_one_process_goes_on(end_early, finished, assert_same, tmp_path):
-    command, (code, _, errors) = end_early(0)
-    assert code and errors.count("No space left on device") == 1 and "exitcode  : 2" in errors
-    assert errors.count("Traceback") == 1  # of torchrun itself
-    assert train.main([*map(str, command), "--resume"]) == 0
-    assert_same(tmp_path / "run", finished("ft-d"))
+def ended(process):
+    """Its exit code, output and errors."""
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors
 
 
-def test_a_search_that_looks_back_is_refused(settings, of_baseline, monkeypatch):
-    """Before any file is looked at."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    made = config.from_dict(settings(**of_baseline("bhpo")))
-    with pytest.raises(UserError, match="chooses each trial from those before.*parallel=data"):
-        set_up(made, stream.load(made.stream, made.data.dir, made.phase))
+def in_a_trial(process, run, seconds=60):
+    """Wait until a snapshot of a trial is there."""
+    until = time.monotonic() + seconds
+    while not list((run / "working").glob("*.pt")):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
 
 
-def test_shared_batches_keep_the_ledger_and_stop_and_resume_exactly(end_early, settings, finished, of_baseline, assert_same,
-                                                                    read_run, tmp_path):
-    """A signal to one stops both. Batch norm sees each process's half here, so that errors are not those of one process."""
-    command, (code, _, errors) = end_early(signal.SIGTERM, "000.pt", 1, **of_baseline("mt"), parallel="data",
-                                          stream={"tasks": settings()["stream"]["tasks"][:2]})
-    assert code and "exitcode  : 130" in errors and errors.count("Stopped; the run goes on where it was") == 1, errors
-    assert "torchrun --nproc-per-node=2" in errors and errors.count("Traceback") == 1
-    for out, more in ((tmp_path / "run", ["--resume"]), (tmp_path / "other" / "run", [])):
-        code, _, errors = torchrun(*command[:2], "--out", out, *more)
-        assert code == 0, errors
-    assert_same(tmp_path / "run", tmp_path / "other" / "run")
-    shared, one = read_run(tmp_path / "run"), read_run(finished("mt"))
-    for row, other in zip(shared.trials, one.trials[:4], strict=True):
-        assert row["status"] == "done" and 0 <= row["error"] <= 1
-        assert (row["hyperparameters"], row["flops"]) == (other["hyperparameters"], other["flops"])
-        if row["task"] == 0:  # before the first step, from random weights
-            assert row["curve"][0] == other["curve"][0]
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes of the command's own
 
 
-def test_the_command_starts_processes_that_give_the_results_of_one(config_file, finished, assert_same, tmp_path):
-    code, output, errors = python("-m", "nevis_lite.train", "--config", config_file(), "processes=2", "--out", tmp_path / "run")
-    assert code == 0, errors
-    assert output.startswith("2 processes share the trials of each task") and output.count("mean error, all tasks") == 1
-    assert_same(tmp_path / "run", finished("ft-d"))
-
-
-def test_a_process_that_dies_ends_those_beside_it_and_one_goes_on(config_file, finished, assert_same, tmp_path):
-    (tmp_path / "early.py").write_text(END_EARLY)
-    command = ["--config", config_file(checkpoint_seconds=0), "--out", tmp_path / "run", "processes=2"]
-    code, _, errors = python(tmp_path / "early.py", ".pt.part", 4, signal.SIGKILL.value, *command)
+def test_one_dies_then_the_launcher_is_interrupted_then_killed_and_the_run_ends_as_one_process_ends_it(
+        start, finished, assert_same, tmp_path):
+    run = tmp_path / "run"
+    code, output, errors = ended(start("--out", run, end_early=(".pt.part", 4, signal.SIGKILL.value, 1)))
     assert code == 128 + signal.SIGKILL and "Process 1 of 2 was ended by SIGKILL" in errors, errors
+    assert output.startswith("2 processes share the trials of each task")
     assert errors.count("Stopped; the run goes on where it was") == 1 and "Traceback" not in errors
-    assert f"python {tmp_path / 'early.py'} .pt.part 4" in errors and "torchrun" not in errors
-    assert train.main([*map(str, command[:-1]), "processes=1", "--resume"]) == 0
-    assert_same(tmp_path / "run", finished("ft-d"))
+    assert "python -m nevis_lite.train --resume --config" in errors and "torchrun" not in errors
+    for number, expected in (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL):
+        for file in (run / "working").glob("*.pt"):
+            file.unlink()
+        process = start("--out", run, "--resume")
+        in_a_trial(process, run)
+        process.send_signal(number)
+        code, _, errors = ended(process)  # all have closed their ends of the pipes, also those that lost their launcher
+        assert code == expected and errors.count("Stopped; the run goes on where it was") == 1, errors
+        assert "Traceback" not in errors
+    assert not (run / "results.json").exists()
+    code, output, errors = ended(start("--out", run, "--resume"))
+    assert code == 0 and output.count("mean error, all tasks") == 1, errors
+    assert not (run / "working").exists()
+    assert_same(run, finished("ft-d"))
 
 
-def test_an_error_of_one_of_them_is_told_once_and_is_the_exit_code(config_file, tmp_path):
-    (tmp_path / "early.py").write_text(END_EARLY)
-    code, _, errors = python(tmp_path / "early.py", ".pt.part", 4, 0, "--config", config_file(checkpoint_seconds=0),
-                             "--out", tmp_path / "run", "processes=2")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_first_process_is_killed_or_another_one_gets_a_signal_and_all_stop(start, number, tmp_path):
+    rank = 0 if number == signal.SIGKILL else 1
+    code, _, errors = ended(start("--out", tmp_path / "run", end_early=(".pt.part", 3, number.value, rank)))
+    assert "Traceback" not in errors and not (tmp_path / "run" / "results.json").exists()
+    if rank == 0:
+        assert code == 128 + signal.SIGKILL and "Process 0 of 2 was ended by SIGKILL; the run goes on with --resume." in errors
+    else:
+        assert code == 130 and errors.count("Stopped; the run goes on where it was") == 1
+
+
+def test_an_error_of_one_of_them_is_told_once_and_is_the_exit_code(start, tmp_path):
+    code, _, errors = ended(start("--out", tmp_path / "run", end_early=(".pt.part", 4, 0, 1)))
     assert code == 2 and errors.count("No space left on device") == 1 and "Traceback" not in errors, errors
 
 
-def test_one_that_shares_batches_and_dies_ends_the_others_in_a_sentence(config_file, settings, tmp_path):
-    (tmp_path / "early.py").write_text(END_EARLY)
-    changes = {"checkpoint_seconds": 0, "parallel": "data", "stream": {"tasks": settings()["stream"]["tasks"][:1]}}
-    code, _, errors = python(tmp_path / "early.py", "labels.npy", 2, signal.SIGKILL.value, "--config", config_file(**changes),
-                             "--out", tmp_path / "run", "processes=2")
-    assert code == 128 + signal.SIGKILL and "Another process of the run has ended" in errors and "Traceback" not in errors
+def test_one_that_shares_batches_and_dies_ends_the_others_in_a_sentence(start, settings, tmp_path):
+    code, _, errors = ended(start("--out", tmp_path / "run", end_early=("labels.npy", 2, signal.SIGKILL.value, 1),
+                                  parallel="data", stream={"tasks": settings()["stream"]["tasks"][:1]}))
+    assert code == 128 + signal.SIGKILL and "Another process of the run cannot be reached" in errors
+    assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_to_the_launcher_stops_all_and_they_go_on(number, config_file, finished, assert_same, tmp_path):
-    """After SIGKILL, which cannot be passed on, they notice that they have lost their parent."""
-    run = tmp_path / "run"
-    command = [sys.executable, "-m", "nevis_lite.train", "--config", config_file(checkpoint_seconds=0, fit={"steps": 8}),
-               "--out", str(run), "processes=2"]
-    with subprocess.Popen(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while not (run / "working").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == (-number if number == signal.SIGKILL else 130), errors
-    assert errors.count("Stopped; the run goes on where it was") == 1 and "Traceback" not in errors, errors
-    with open(run / "lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert not (run / "results.json").exists()
-    code, _, errors = python(*command[1:], "--resume")
-    assert code == 0, errors
-    assert_same(run, finished("ft-d"))
+def test_what_the_processes_tell_each_other_is_private(start, tmp_path):
+    """Who can write it can run code here: it's a file of this user in a folder of this user, not a port."""
+    process = start("--out", tmp_path / "run")
+    in_a_trial(process, tmp_path / "run")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    facts = dict(fact.split("=", 1) for fact in Path(f"/proc/{children[0]}/environ").read_text().split("\0") if "=" in fact)
+    folder = Path(facts[parallel.STORE]).parent
+    assert folder.stat().st_mode & 0o077 == 0 and "MASTER_PORT" not in facts
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 130
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(("changes", "processes"), [
@@ -180,18 +152,103 @@ def test_how_many_processes_a_run_takes_by_itself(changes, processes, monkeypatc
     assert train._processes(config.from_dict(content)) == changes.get("processes", 1)
 
 
-def test_the_command_to_go_on_names_the_launcher(monkeypatch):
-    monkeypatch.setattr(sys, "argv", [train.__file__])
-    for run, nodes, start in ((parallel.LAUNCH, 1, "python -m"), ("x", 1, "torchrun --nproc-per-node=4 -m"),
-                              ("x", 2, "torchrun --nnodes=2 --node-rank=1 --master-addr=host --master-port=29500 "
-                                       "--nproc-per-node=4 -m")):
-        for key, value in {"TORCHELASTIC_RUN_ID": run, "GROUP_WORLD_SIZE": nodes, "GROUP_RANK": 1, "MASTER_ADDR": "host",
-                           "MASTER_PORT": 29500, "LOCAL_WORLD_SIZE": 4}.items():
+def test_a_script_of_ones_own_starts_no_processes(config_file, tmp_path, capsys):
+    assert train.main(["--config", config_file(), "processes=2", "--out", str(tmp_path / "run")]) == 2
+    assert "torchrun --nproc-per-node=2" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# torchrun
+
+
+def test_of_torchruns_one_is_killed_and_both_go_on_to_the_results_of_one_process(start, finished, assert_same, tmp_path):
+    end_early = ".pt.part", 4, signal.SIGKILL.value, 1
+    code, _, errors = ended(start("--out", tmp_path / "run", launcher=TORCHRUN, end_early=end_early))
+    assert code and "SIGKILL" in errors and "Stopped; the run goes on where it was" in errors
+    code, output, errors = ended(start("--out", tmp_path / "run", "--resume", launcher=TORCHRUN))
+    assert code == 0 and output.count("mean error, all tasks") == 1, errors
+    assert not (tmp_path / "run" / "working").exists()
+    assert_same(tmp_path / "run", finished("ft-d"))
+
+
+def test_an_error_in_one_of_torchruns_ends_both_with_one_sentence_and_one_process_goes_on(
+        start, config_file, finished, assert_same, tmp_path):
+    code, _, errors = ended(start("--out", tmp_path / "run", launcher=TORCHRUN, end_early=(".pt.part", 4, 0, 1)))
+    assert code and errors.count("No space left on device") == 1 and "exitcode  : 2" in errors
+    assert errors.count("Traceback") == 1  # of torchrun itself
+    assert train.main(["--config", config_file(), "--out", str(tmp_path / "run"), "--resume"]) == 0
+    assert_same(tmp_path / "run", finished("ft-d"))
+
+
+def test_shared_batches_keep_the_ledger_and_stop_and_resume_exactly(
+        start, settings, finished, of_baseline, assert_same, read_run, tmp_path):
+    """A signal to one stops both. Batch norm sees each process's half here, so that errors are not those of one process."""
+    changes = {**of_baseline("mt"), "parallel": "data", "stream": {"tasks": settings()["stream"]["tasks"][:2]}}
+    run, other = tmp_path / "run", tmp_path / "other" / "run"
+    code, _, errors = ended(start("--out", run, launcher=TORCHRUN, end_early=("000.pt", 1, signal.SIGTERM.value, 1), **changes))
+    assert code and "exitcode  : 130" in errors and errors.count("Stopped; the run goes on where it was") == 1, errors
+    assert "torchrun --nproc-per-node=2" in errors and errors.count("Traceback") == 1
+    for command, launcher in ((("--out", run, "--resume"), TORCHRUN), (("--out", other), ())):
+        code, _, errors = ended(start(*command, launcher=launcher, **changes))
+        assert code == 0, errors
+    assert_same(run, other)
+    shared, one = read_run(run), read_run(finished("mt"))
+    for row, alone in zip(shared.trials, one.trials[:4], strict=True):
+        assert row["status"] == "done" and 0 <= row["error"] <= 1
+        assert (row["hyperparameters"], row["flops"]) == (alone["hyperparameters"], alone["flops"])
+        if row["task"] == 0:  # before the first step, from random weights
+            assert row["curve"][0] == alone["curve"][0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals
+
+
+@pytest.fixture
+def of_torchrun(monkeypatch):
+    """of_torchrun(**environment): this process, as if torchrun had started it."""
+    def pretend(**facts):
+        facts = {parallel.TORCHRUN: "x", "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4, "RANK": 0, "LOCAL_RANK": 0, **facts}
+        for key, value in facts.items():
             monkeypatch.setenv(key, str(value))
-        assert train._command(["--config", "a b", "--resume"]) == f"{start} nevis_lite.train --config 'a b' --resume"
+
+    return pretend
 
 
-def test_a_sweep_is_no_work_for_torchrun(config_file, monkeypatch, capsys):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+def test_a_search_that_looks_back_is_refused(settings, of_baseline, of_torchrun):
+    """Before any file is looked at."""
+    of_torchrun()
+    made = config.from_dict(settings(**of_baseline("bhpo")))
+    with pytest.raises(UserError, match="chooses each trial from those before.*parallel=data"):
+        set_up(made, stream.load(made.stream, made.data.dir, made.phase))
+
+
+@pytest.mark.parametrize(("gpus", "refused"), [(3, True), (4, False)])
+def test_processes_that_share_batches_need_a_gpu_each(settings, of_torchrun, monkeypatch, gpus, refused):
+    made = config.from_dict(settings(parallel="data"))
+    setup = set_up(made, stream.load(made.stream, made.data.dir, made.phase))
+    setup.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    of_torchrun()
+    if refused:
+        with pytest.raises(UserError, match="4 processes need a GPU each"):
+            protocol._check_shares(setup, 4)
+    else:
+        protocol._check_shares(setup, 4)
+
+
+def test_the_command_to_go_on_names_the_launcher(of_torchrun, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [train.__file__])
+    rest = "-m nevis_lite.train --resume --config 'a b'"
+    assert train._command(["--config", "a b", "--resume"]) == f"python {rest}"
+    of_torchrun()
+    assert train._command(["--config", "a b"]) == f"torchrun --nproc-per-node=4 {rest}"
+    of_torchrun(GROUP_WORLD_SIZE=2, GROUP_RANK=1, MASTER_ADDR="host", MASTER_PORT=29500)
+    assert train._command(["--config", "a b"]) == (
+        f"torchrun --nnodes=2 --node-rank=1 --master-addr=host --master-port=29500 --nproc-per-node=4 {rest}")
+
+
+def test_a_sweep_is_no_work_for_torchrun(config_file, of_torchrun, capsys):
+    of_torchrun()
     assert sweep.main(["--config", config_file()]) == 2
     assert "processes=N" in capsys.readouterr().err

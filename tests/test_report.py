@@ -223,9 +223,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "new: is a folder; --out names a file, such as new/report.html.\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "one", "report.html"]
     (tmp_path / "one" / "environment.json").write_text("[]")
-    assert report.main(["one"]) == 2 and "one/environment.json: damaged" in capsys.readouterr().err
+    assert report.main(["one"]) == 2 and "one/environment.json: expected keys and values" in capsys.readouterr().err
     (tmp_path / "one" / "environment.json").write_bytes(b"\xff\xfe")
-    assert report.main(["one"]) == 2 and "one/environment.json: damaged, or no text" in capsys.readouterr().err
+    assert report.main(["one"]) == 2 and "one/environment.json: cannot be read" in capsys.readouterr().err
     (tmp_path / "one" / "environment.json").unlink()
     write(tmp_path / "three", run())
     assert report.main(["one", "three"]) == 2 and "have seed 0" in capsys.readouterr().err

@@ -174,7 +174,7 @@ def test_gp_ucb_finds_better_points_than_random_search_though_errors_are_noisy()
     config, gaps = SearchConfig(trials=12), {}
     for search in (random_search, gp_ucb):
         chosen = []
-        for seed in range(20):
+        for seed in range(8):
             history, noise = [], np.random.default_rng(seed).normal(scale=0.01, size=config.trials)
             for trial in range(config.trials):
                 point = search(config, seed, 0, trial, history)

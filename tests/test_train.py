@@ -101,11 +101,26 @@ def test_killed_in_every_phase_and_resumed_the_run_ends_the_same(config_file, fi
     assert_same(tmp_path / "run", finished("ft-d"))
 
 
-def test_a_config_of_the_run_that_holds_no_keys_is_one_sentence(settings, tmp_path):
-    train.run(settings(fit={"steps": 1}, search={"trials": 1}), tmp_path / "run")
-    (tmp_path / "run" / "config.yaml").write_text("[1, 2]")
-    with pytest.raises(UserError, match="config.yaml changed since the run began"):
-        train.run(settings(fit={"steps": 1}, search={"trials": 1}), tmp_path / "run", resume=True)
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("config.yaml", "[1, 2]\n", "config.yaml: expected keys and values, found '[1, 2]'."),
+    ("environment.json", "{", "environment.json, line 2: not valid YAML"),
+    ("environment.json", "{}", "environment.json: damaged: lacks data or device"),
+])
+def test_damaged_settings_of_a_run_are_one_sentence(stopped, settings, tmp_path, name, content, words):
+    out = shutil.copytree(stopped, tmp_path / "run")
+    (out / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        train.run(settings(), out, resume=True)
+    assert words in str(error.value) and len(str(error.value)) < 300
+
+
+def test_a_run_goes_on_whose_config_is_older_than_a_key(stopped, settings, finished, assert_same, tmp_path):
+    out = shutil.copytree(stopped, tmp_path / "run")
+    before = config.read_yaml((out / "config.yaml").read_text(), "config.yaml")
+    del before["fit"]["compile"], before["processes"]
+    (out / "config.yaml").write_text(config.write_yaml(before))
+    train.run(settings(), out, resume=True)
+    assert_same(out, finished("ft-d"))
 
 
 def test_other_pretrained_weights_are_noticed_at_resume(settings, of_baseline, tmp_path):
@@ -131,6 +146,7 @@ def test_killed_where_other_candidates_or_tasks_take_part_the_run_ends_the_same(
     assert_same(tmp_path / "run", finished(baseline))
 
 
+@pytest.mark.slow
 def test_killed_in_the_fit_of_a_process_the_run_ends_the_same(config_file, of_baseline, finished, assert_same, tmp_path):
     script = """
 import os, signal, sys
@@ -248,7 +264,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     out = shutil.copytree(stopped, tmp_path / "run")
     damage(out / "checkpoint.pt")
     train.run(settings(), out, resume=True)
-    assert "checkpoint.pt cannot be read" in "".join(capsys.readouterr())
+    assert "checkpoint.pt: cannot be read" in "".join(capsys.readouterr())
     assert_same(out, finished("ft-d"))
 
 
