@@ -101,8 +101,8 @@ class FitConfig:
     weight_decay: float = option(1e-4, "on conv and linear weights only", low=0.0)
     multi_label_loss: str = option("mean", "over an image's labels: mean, as in the reference, or sum", choices=("mean", "sum"))
     precision: str = option("auto", "auto is bf16 on CUDA and fp32 elsewhere", choices=("auto", "fp32", "bf16"))
-    compile: bool = option(False, "compile the backbone: minutes at first, then faster steps; needs a C++ compiler; on CUDA it "
-                                  "uses CUDA graphs")
+    compile: bool = option(False, "compile the backbone, on CUDA with CUDA graphs: takes minutes at first and a C++ compiler; "
+                                  "no gain on a CPU")
 
 
 @dataclass
@@ -146,10 +146,10 @@ class Config:
     device: str = option("auto", "auto, cpu, cuda, cuda:N or mps")
     parallel: str = option("trials", "what several processes share: trials, the trainings of a task; data, each batch",
                            choices=("trials", "data"))
-    processes: int = option(0, "that the command starts on this machine, without torchrun; 0: one, but for the trials of a run "
-                               "with `threads` as many as the cores allow", low=0)
+    processes: int = option(0, "that the command starts on this machine; 0: for trials of a run with `threads` as many as the "
+                               "cores allow, else one", low=0)
     threads: int = option(0, "CPU threads, 0: torch's choice; another number changes the last digits of results", low=0)
-    checkpoint_seconds: float = option(60.0, "seconds between two checkpoints inside a trial", low=0.0)
+    checkpoint_seconds: float = option(60.0, "seconds between two snapshots of a trial in progress", low=0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

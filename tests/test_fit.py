@@ -349,6 +349,37 @@ def test_between_validations_no_update_asks_the_device(splits, many_labels, part
         assert not asks.found
 
 
+# ---- other ways to compute the same
+
+
+def test_fused_updates_are_those_of_one_operation_after_the_other(splits, monkeypatch):
+    """What CUDA uses, here on the CPU: with weights whose memory is channels-last, as in a run."""
+    trials = {}
+    for fused in (True, False):
+        monkeypatch.setitem(fit.SGD_KERNELS, "cpu", {"fused": fused, "foreach": False})
+        trials[fused] = train(splits, network().to(memory_format=torch.channels_last))
+        assert trials[fused].optimizer.defaults["fused"] is fused
+    assert_close_weights(trials[True].model.state_dict(), trials[False].model.state_dict())
+
+
+def test_the_order_of_channels_in_memory_changes_last_digits_alone(splits):
+    usual, last = (train(splits, network().to(memory_format=order)) for order in (torch.contiguous_format, torch.channels_last))
+    assert_close_weights(last.model.state_dict(), usual.model.state_dict())
+
+
+def test_a_step_in_bf16_goes_the_way_of_one_in_single_precision(splits):
+    """Batch norm over few values of 8 bits each turns the gradient of this small network by some degrees."""
+    losses, gradients = {}, {}
+    for precision in ("fp32", "bf16"):
+        config = dataclasses.replace(CONFIG, precision=precision)
+        trial = fit.start(network(), config)
+        trial.model.train()
+        losses[precision] = float(fit._gradients(trial, batches(splits[0]), HYPERPARAMETERS, config))
+        gradients[precision] = torch.cat([parameter.grad.flatten() for parameter in trial.model.parameters()])
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+    assert 0.97 < F.cosine_similarity(*gradients.values(), dim=0) < 0.9999
+
+
 # ---- compiled
 
 
