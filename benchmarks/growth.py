@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
@@ -135,7 +135,7 @@ def data_set(settings: DataConfig, device: torch.device, folder: Path, repeats: 
             write_idx(source / f"{name}-images-idx3-ubyte", images[rows])
             write_idx(source / f"{name}-labels-idx1-ubyte", labels[rows])
         task, = stream.load([{"idx": str(source), "year": 2000}])
-        with redirect_stdout(io.StringIO()):  # which says that the copies are copies
+        with redirect_stderr(io.StringIO()):  # which says that the copies are copies
             built = cache.prepare(task.dataset, settings)
         split = Split(built, "train", device)
         net = models.build("resnet8", 10, generator("cpu", "weights", 0))

@@ -28,7 +28,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from nevis_lite import baselines, cache, config, datasets, fit, flops, models, stream, train
+from nevis_lite import baselines, cache, config, datasets, fit, flops, metrics, models, stream, train
 from nevis_lite.config import DataConfig, FitConfig, StreamConfig
 from nevis_lite.data import EndlessStream, Split, generator
 
@@ -238,21 +238,24 @@ def stacked(name: str, size: int, batch: int, device: torch.device, repeats: int
 
 
 def processes(folder: str, repeats: int):
-    """Whole runs of the command with one process and with two, start-up included: 3 tasks of 4 trials of 300 steps."""
+    """Whole runs of the command with one process and with two, with and without start-up: 3 tasks of 4 trials of 300 steps."""
     tasks = [{"task": key, "year": 2000 + number} for number, key in enumerate(("demo_mnist", "demo_icons_a", "demo_faces"))]
     content = {"stream": {"tasks": tasks}, "baseline": "indep", "model": {"name": "resnet8", "image_size": 32}, "threads": 1,
                "data": {"crop_area": [0.8, 1.0], "flip": False, "dir": folder}, "search": {"trials": 4},
                "fit": {"steps": 300, "validate_every": 75, "max_warmup": 0.1}}
     path = Path(folder) / "beside.yaml"
     path.write_text(yaml.safe_dump(content))
-    count = iter(range(100))
+    count, within = iter(range(100)), {"2 processes": [], "1 process": []}
 
-    def run(processes: int):
-        subprocess.run([sys.executable, "-m", "nevis_lite.train", "--config", path, "--out", f"{folder}/{next(count)}",
-                        f"processes={processes}"], check=True, capture_output=True)
+    def run(name: str):
+        out = f"{folder}/{next(count)}"
+        subprocess.run([sys.executable, "-m", "nevis_lite.train", "--config", path, "--out", out, f"processes={name[0]}"],
+                       check=True, capture_output=True)
+        within[name].append(metrics.load(out)["seconds"])
 
-    show("trials of a run, whole command", in_turns(
-        {"2 processes": lambda: run(2), "1 process": lambda: run(1)}, torch.device("cpu"), repeats), 3600, "steps/s")
+    works = {name: lambda name=name: run(name) for name in within}
+    show("trials of a run, whole command", in_turns(works, torch.device("cpu"), repeats), 3600, "steps/s")
+    show("trials of a run, without start-up", {name: values[1:] for name, values in within.items()}, 3600, "steps/s")
 
 
 def demo(settings: DataConfig, device: torch.device, repeats: int, workers: int):
