@@ -65,6 +65,10 @@ class Progress:
         self.bar.close()
         self.spent += self.trial_flops * (trial.step - self.first_step) / self.steps
 
+    def finish(self, task):
+        """A task is done, whoever trained how many of its trials."""
+        self.spent = sum(self.planned[:task.index + 1]) - self.done
+
     def tell(self, task, row: dict, trials: int):
         """A trial is done that another process trained."""
         if not self.quiet:

@@ -146,10 +146,11 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
     start = folder.state["start"]
     trials, done = setup.config.search.trials, len(session.trials(task))
     session.team.tell({"task": task.index, "memory": memory, "start": start, "done": done})
-    _take_trials(session, view, start, done)
-    for number in range(len(session.trials(task)), trials):  # of the other processes
+    own = _take_trials(session, view, start, done)
+    for number in range(len(session.trials(task)), trials):  # of the other processes, or done before theirs
         _keep_trial(session, task, number)
-        session.progress.tell(task, session.trials(task)[number], trials)
+        if number not in own:
+            session.progress.tell(task, session.trials(task)[number], trials)
     best = folder.state["best"]
     if best is None:
         raise UserError(_why_none_is_done(session, task, start["source"]))
@@ -164,7 +165,7 @@ def _learn_and_judge(session: Session, task: Task) -> dict:
     write_atomic(folder.predictor(task.index), lambda file: torch.save(predictor, file))
     error = _judge(session, task, name, best["state"])
     predicted = setup.predict_flops(task, chosen["hyperparameters"])
-    session.progress.spend(predicted)
+    session.progress.finish(task)
     origin = {None: "scratch", PRETRAINED: PRETRAINED} | {past.index: past.task.name for past in memory}
     shown = "undefined" if error is None else f"{error:.4f}"
     session.progress.say(f"{task.year} {task.name}: error {shown} on {setup.reported}, from {origin[start['source']]}"
@@ -201,13 +202,16 @@ def _judge(session: Session, task: Task, name: str, state: dict) -> float | None
     return fit.evaluate(model, setup.open(task.index, setup.reported), setup.config.model.image_size, setup.config.fit)
 
 
-def _take_trials(session: Session, view: View, start: dict, done: int):
-    """Train this process's part of the trials from number `done` on, and wait for the others."""
+def _take_trials(session: Session, view: View, start: dict, done: int) -> list[int]:
+    """Train this process's part of the trials from number `done` on, and wait for the others. Returns which they were."""
+    own = []
     for number in session.team.take(range(done, session.setup.config.search.trials)):
         _run_trial(session, view, start, number)
+        own.append(number)
         if session.folder and number == len(session.trials(view.task)):  # those before it have their rows
             _keep_trial(session, view.task, number)
     session.team.exchange()
+    return own
 
 
 def _keep_trial(session: Session, task: Task, number: int):

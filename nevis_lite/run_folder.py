@@ -91,6 +91,12 @@ def refuse_changes(folder: Path, what: str, before, now, free: tuple[str, ...] =
                         "change it back, or start anew with another --out.")
 
 
+def refuse_another_config(folder: Path, config: dict):
+    """UserError if the run that is in `folder` began with other settings. Keys that are younger than it had their defaults."""
+    started = folder / "config.yaml"
+    refuse_changes(folder, started.name, to_dict(from_dict(keys_of(started), str(started))), config, MAY_CHANGE)
+
+
 class RunFolder:
     """`state` is the checkpoint's content: where the run is, and what the current task has so far."""
 
@@ -101,7 +107,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = only_one(self.path)
         try:
-            self.state = self._go_on(started, config, environment) if goes_on else dict(NOTHING_DONE)
+            self.state = self._go_on(config, environment) if goes_on else dict(NOTHING_DONE)
             if not goes_on:
                 write_json(self.path / "environment.json", environment)
                 write_atomic(started, lambda file: file.write(write_yaml(config).encode()))
@@ -111,10 +117,9 @@ class RunFolder:
             self.close()
             raise
 
-    def _go_on(self, started: Path, config: dict, environment: dict) -> dict:
+    def _go_on(self, config: dict, environment: dict) -> dict:
         """The checkpoint of the run that is in the folder, if it's a run of this config on these data."""
-        settings = to_dict(from_dict(keys_of(started), str(started)))  # with defaults for keys that are younger than the run
-        refuse_changes(self.path, started.name, settings, config, MAY_CHANGE)
+        refuse_another_config(self.path, config)
         before = keys_of(self.path / "environment.json")
         if not {"data", "device"} <= before.keys():
             raise UserError(f"{self.path / 'environment.json'}: damaged: lacks data or device; start anew with another --out.")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nevis_lite import config, metrics, parallel, train
 from nevis_lite.config import UserError
+from nevis_lite.run_folder import refuse_another_config
 
 
 def grid(configs: list[str], overrides: list[str]) -> dict[str, tuple[str, list[str]]]:
@@ -71,6 +72,9 @@ def main(argv: list[str] | None = None) -> int:
         if parallel.launched():
             raise UserError("a sweep goes without torchrun: processes=N shares each of its runs among N processes.")
         runs = grid([word for word in arguments.config if "=" not in word], overrides)
+        for run, (name, chosen) in runs.items():  # better now than after the runs before it
+            if (Path(arguments.out) / run / "config.yaml").is_file():
+                refuse_another_config(Path(arguments.out) / run, config.to_dict(config.load(name, chosen)))
     except UserError as error:
         print(error, file=sys.stderr)
         return error.code

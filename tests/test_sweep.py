@@ -56,3 +56,16 @@ def test_a_run_that_fails_does_not_stop_the_others(config_file, tmp_path, capsys
     assert sweep.main(command) == 2
     assert (tmp_path / "tiny-lr_0.01_0.1_-seed0" / "results.json").is_file()
     assert "1 of 2 runs failed: tiny-lr_1e8_1e9_-seed0" in capsys.readouterr().err
+
+
+def test_a_folder_of_another_config_is_told_before_the_first_run(config_file, tmp_path, capsys):
+    out = tmp_path / "runs"
+    command = ["--config", config_file(), "--out", str(out), "fit.steps=1", "search.trials=1"]
+    assert sweep.main([*command, "seed=1"]) == 0
+    kept = (out / "tiny-seed1" / "results.json").read_bytes()
+    capsys.readouterr()
+    assert sweep.main([*command[:-2], "fit.steps=2", "search.trials=1", "seed=0,1"]) == 2
+    output, error = capsys.readouterr()
+    assert not output and "tiny-seed1: config.yaml changed since the run began (fit.steps was 1 and is 2)" in error
+    assert sorted(path.name for path in out.iterdir()) == ["tiny-seed1"]
+    assert (out / "tiny-seed1" / "results.json").read_bytes() == kept

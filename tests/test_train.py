@@ -601,3 +601,17 @@ def test_time_left_is_unknown_before_the_first_step_after_a_resume(capsys):
     progress.end(SimpleNamespace(step=100, curve=[[0, 0.5], [100, 0.2]], loss=0.1, loss_sum=0.0, best_state={}, best_error=0.2,
                                  failed=False))
     assert "left ?, stream ?" in capsys.readouterr().out
+
+
+def test_time_left_counts_trials_of_other_processes(capsys):
+    """Two of a task's three trials are another process's; what is left after it are the other task's three."""
+    tasks = [SimpleNamespace(index=number, year=2000, name="x") for number in range(2)]
+    progress = Progress([300, 300], 0)
+    trial = SimpleNamespace(step=0, curve=[[0, 0.5]], loss_sum=0.0, loss=None, best_state=None, best_error=0.5, failed=False)
+    progress.begin(tasks[0], 0, 3, 10, 0, 16, 150)
+    trial.step = 10
+    progress.end(trial)
+    progress.tell(tasks[0], {"trial": 1, "steps": 10, "loss": 0.25, "error": None, "status": "failed"}, 3)
+    progress.finish(tasks[0])
+    assert progress.spent == 300
+    assert "2000 x                    trial 2/3 by another process  step 10 loss 0.2500 dev - FAILED" in capsys.readouterr().out
