@@ -27,7 +27,7 @@ STORE, LAUNCHER = "NEVIS_LITE_STORE", "NEVIS_LITE_LAUNCHER"  # in that of what `
 LOOK = 1.0  # seconds between two looks at whether another process asks to stop
 PATIENCE = 10.0  # seconds to wait for the others when the run is to end
 KILL = 30.0  # seconds after which who has not ended is killed; torchrun does the same
-TOLD = (2, 3, 130)  # exit codes of errors that a process tells the others
+TOLD = (2, 3, 130)  # exit codes of errors that a process tells the others, unless it's interrupted before they have met
 
 
 class Interrupted(Exception):
@@ -94,27 +94,32 @@ def launch(processes: int, command: list[str]) -> int:
         nonlocal asked
         asked = True
         for process in team:
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM if number == hangup else number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    first, since = None, math.inf  # who ended with an error, and since when it's known that it died of it
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    heeds = bool(hangup) and signal.getsignal(hangup) != signal.SIG_IGN  # not under nohup
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, *[hangup] * heeds)}
+    first, told, since = None, False, math.inf  # who ended with an error, whether the others know, when they have to act on it
     try:
         with tempfile.TemporaryDirectory() as private:  # what lies in the store is run by those who read it
             shared = os.environ | {STORE: f"{private}/store", LAUNCHER: str(os.getpid()), "WORLD_SIZE": str(processes),
                                    "LOCAL_WORLD_SIZE": str(processes)}
             shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
             for number in map(str, range(processes)):
+                if asked:
+                    break
                 # In a session of its own, or a terminal would send it Ctrl-C, too, and a second one stops without saving.
                 team.append(subprocess.Popen(command, env=shared | {"RANK": number, "LOCAL_RANK": number},
                                              start_new_session=True))
             while any(process.poll() is None for process in team):
                 if first is None:
                     first = next((number for number, process in enumerate(team) if process.poll()), None)
-                    if first is not None and team[first].returncode not in TOLD:
-                        since = time.monotonic()
-                        if not asked:  # a second signal would stop them without saving
-                            pass_on(signal.SIGTERM)
-                if time.monotonic() - since > KILL:
+                    if first is not None:
+                        told = team[first].returncode in TOLD
+                        since = time.monotonic() + told * 2 * PATIENCE
+                if time.monotonic() > since and not asked:  # a second signal would stop them without saving
+                    pass_on(signal.SIGTERM)
+                if time.monotonic() > since + KILL and not told:
                     pass_on(signal.SIGKILL)
                 time.sleep(0.05)
     finally:
@@ -196,6 +201,8 @@ class Team:
                 raise
             except BaseException:  # is told by a traceback, or was meant to stop at once
                 self.alone = True
+                if self.world > 1:
+                    self.store.set("stop", "")
                 raise
 
     def leave(self):

@@ -129,7 +129,7 @@ def _check_room(setup: Setup, out: Path, processes: int):
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     needed, free = cost.disk_bytes(setup, processes)["runs"], shutil.disk_usage(there).free
     if not (out / "config.yaml").is_file() and needed > free:
-        raise UserError(f"{out}: the run needs up to {needed / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free.")
+        raise UserError(f"{out}: the run needs up to {needed / 1e6:,.1f} MB of disk and {free / 1e6:,.1f} MB are free.")
 
 
 def _learn_and_judge(session: Session, task: Task) -> dict:

@@ -110,6 +110,13 @@ def test_the_first_process_is_killed_or_another_one_gets_a_signal_and_all_stop(s
         assert code == 130 and errors.count("Stopped; the run goes on where it was") == 1
 
 
+def test_one_that_is_interrupted_while_it_starts_ends_all(start, tmp_path):
+    importing = f"protocol.cpython-{sys.version_info.major}{sys.version_info.minor}.pyc"
+    code, output, errors = ended(start("--out", tmp_path / "run", end_early=(importing, 1, signal.SIGINT.value, 1)))
+    assert code == 130 and "Traceback" not in errors and "Stopped" in errors, errors
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
 def test_an_error_of_one_of_them_is_told_once_and_is_the_exit_code(start, tmp_path):
     code, _, errors = ended(start("--out", tmp_path / "run", end_early=(".pt.part", 4, 0, 1)))
     assert code == 2 and errors.count("No space left on device") == 1 and "Traceback" not in errors, errors
