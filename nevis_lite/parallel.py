@@ -127,9 +127,10 @@ def launch(processes: int, command: list[str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     code = team[first or 0].returncode
-    if code < 0:
-        print(f"Process {first} of {processes} was ended by {signal.Signals(-code).name}; the run goes on with --resume.",
-              file=sys.stderr)
+    killed = first if code < 0 else next((number for number, process in enumerate(team) if process.returncode < 0), None)
+    if killed is not None:  # and could not say it
+        name = signal.Signals(-team[killed].returncode).name
+        print(f"Process {killed} of {processes} was ended by {name}; the run goes on with --resume.", file=sys.stderr)
     return 128 - code if code < 0 else code
 
 

@@ -111,7 +111,7 @@ def test_the_first_process_is_killed_or_another_one_gets_a_signal_and_all_stop(s
 
 
 def test_one_that_is_interrupted_while_it_starts_ends_all(start, tmp_path):
-    importing = f"protocol.cpython-{sys.version_info.major}{sys.version_info.minor}.pyc"
+    importing = f"nevis_lite/__pycache__/protocol.cpython-{sys.version_info.major}{sys.version_info.minor}.pyc"
     code, output, errors = ended(start("--out", tmp_path / "run", end_early=(importing, 1, signal.SIGINT.value, 1)))
     assert code == 130 and "Traceback" not in errors and "Stopped" in errors, errors
     assert not (tmp_path / "run" / "results.json").exists()
