@@ -148,21 +148,28 @@ class Split:
         index = self.index[to_device(picks, self.index.device)]
         boxes = random_boxes(index[:, 1], index[:, 2], config.crop_area, draws[:, :-1].unflatten(1, (TRIES, 4)))
         mirror = draws[:, -1] < (0.5 if config.flip else 0.0)
-        crops = [crop_and_resize(self.pixels, *part[:2], size, self.depth, part[2])
-                 for part in zip(*(values.split(at_once(size)) for values in (index, boxes, mirror)), strict=True)]
-        return to_input(to_device(torch.cat(crops), self.device))
+        return to_input(self._cut(index, boxes, size, mirror))
 
     def squares(self, size: int, picks: Tensor | None = None) -> Tensor:
         """Central squares of all images, or of `picks`, resized: (N, 1 or 3, size, size) uint8. Those of all are kept."""
         if picks is None and size in self._squares:
             return self._squares[size]
         index = self.index if picks is None else self.index[to_device(picks, self.index.device)]
-        parts = [crop_and_resize(self.pixels, part, central_boxes(part[:, 1], part[:, 2]), size, self.depth)
-                 for part in index.split(at_once(size))]
-        squares = torch.cat([to_device(part, self.device) for part in parts])
+        squares = self._cut(index, central_boxes(index[:, 1], index[:, 2]), size)
         if picks is None:
             self._squares[size] = squares
         return squares
+
+    def _cut(self, index: Tensor, boxes: Tensor, size: int, mirror: Tensor | None = None) -> Tensor:
+        """What `crop_and_resize` gives, on the device.
+
+        As many at once as take half a gigabyte: gathering needs some 40 bytes for each value of a crop.
+        """
+        rows = max(1, 1024 * 64**2 // size**2)
+        parts = [to_device(crop_and_resize(self.pixels, index[at:at + rows], boxes[at:at + rows], size, self.depth,
+                                           None if mirror is None else mirror[at:at + rows]), self.device)
+                 for at in range(0, len(index), rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def batches(self, size: int, batch: int, picks: Tensor | None = None, share: tuple[int, int] = (0, 1)) -> Iterator[Tensor]:
         """Evaluation input in order, (<= batch, 3, size, size) floats; every image of the `share` (number, of) exactly once."""
@@ -262,11 +269,6 @@ def central_boxes(height: Tensor, width: Tensor) -> Tensor:
     """The largest central squares (B, 4) as y, x, height, width."""
     side = torch.minimum(height, width)
     return torch.stack([(height - side) // 2, (width - side) // 2, side, side], dim=1)
-
-
-def at_once(size: int) -> int:
-    """How many crops are made at once: gathering takes some 40 bytes for each of their values, here half a gigabyte in all."""
-    return max(1, 1024 * 64**2 // size**2)
 
 
 def crop_and_resize(pixels: Tensor, index: Tensor, boxes: Tensor, size: int, depth: int, mirror: Tensor | None = None

@@ -251,13 +251,11 @@ def live(learner, stage, settings: FluidConfig, checkpoint: Path | None = None, 
 
 def _open(out: Path, settings: FluidConfig, machine: dict, resume: bool) -> tuple:
     """Make the folder, or check that it holds a run of these settings; its lock, and the finished methods' results by name."""
-    from nevis_lite.run_folder import MAY_CHANGE, holds_run, only_one, refuse_changes, write_atomic, write_json
+    from nevis_lite.run_folder import holds_run, only_one, refuse_another_config, write_atomic, write_json
 
     started, plain = out / "config.yaml", config.to_dict(settings)
     if holds_run(out, resume):
-        before = FluidConfig()
-        config.fill(before, config.keys_of(started), str(started))
-        refuse_changes(out, "config.yaml", config.to_dict(before), plain, (*MAY_CHANGE, "methods"))
+        refuse_another_config(out, plain, FluidConfig, ("methods",))
     done = fluid_metrics.load(out)["methods"] if (out / "results.json").is_file() else {}
     out.mkdir(parents=True, exist_ok=True)
     lock = only_one(out)

@@ -196,7 +196,7 @@ class Team:
             try:
                 yield
             except (UserError, OSError, Interrupted) as error:
-                self.alone = isinstance(error, Lost)
+                self.alone = self.alone or isinstance(error, Lost)
                 if self.world > 1 and not self.settled and not self.alone:
                     self._meet((None, error))
                 raise

@@ -81,7 +81,7 @@ class Progress:
                 f"trial {trial + 1}/{trials}")
 
     def spend(self, flops: int):
-        """Work outside the trials: selection and prediction."""
+        """Work before the trials of a task: the choice of its start."""
         self.spent += flops
 
     def say(self, text: str):

@@ -17,7 +17,7 @@ try:
 except ImportError:  # Windows: two runs in one folder are then the user's care
     fcntl = None
 
-from nevis_lite.config import UserError, from_dict, keys_of, to_dict, write_yaml
+from nevis_lite.config import Config, UserError, fill, keys_of, to_dict, write_yaml
 from nevis_lite.parallel import Interrupted
 
 # torch is imported by the functions that need it: pictures are written atomically, too, and need none.
@@ -91,10 +91,14 @@ def refuse_changes(folder: Path, what: str, before, now, free: tuple[str, ...] =
                         "change it back, or start anew with another --out.")
 
 
-def refuse_another_config(folder: Path, config: dict):
-    """UserError if the run that is in `folder` began with other settings. Keys that are younger than it had their defaults."""
-    started = folder / "config.yaml"
-    refuse_changes(folder, started.name, to_dict(from_dict(keys_of(started), str(started))), config, MAY_CHANGE)
+def refuse_another_config(folder: Path, config: dict, kind: type = Config, free: tuple[str, ...] = ()):
+    """UserError if the run that is in `folder` began with other settings, of the dataclass `kind`, than `config`.
+
+    MAY_CHANGE and the `free` keys may differ. Keys that are younger than the run had their defaults.
+    """
+    started, before = folder / "config.yaml", kind()
+    fill(before, keys_of(started), str(started))
+    refuse_changes(folder, started.name, to_dict(before), config, (*MAY_CHANGE, *free))
 
 
 class RunFolder:
